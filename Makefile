@@ -1,0 +1,40 @@
+# Needs Python >= 3.11 and git; everything else goes into .venv, set up again when pyproject.toml changes.
+PYTHON ?= python3
+DEMO_ARGS ?=
+TEST_ARGS ?=
+
+BIN := .venv/bin
+RUNTIME := .venv/.runtime
+TESTING := .venv/.testing
+
+.PHONY: demo test test-engines test-faults check clean
+
+demo: $(RUNTIME)  ## the whole loop on a real model, on this machine
+	$(BIN)/python examples/math/sft_allinone.py --preset demo $(DEMO_ARGS)
+
+test: $(TESTING)  ## everything but the two below
+	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/faults $(TEST_ARGS)
+
+test-engines test-faults: test-%: $(TESTING)  ## against other engines; kill tests
+	@if ls tests/$*/test_*.py >/dev/null 2>&1; then $(BIN)/python -m pytest tests/$* $(TEST_ARGS); else echo "tests/$* holds no tests yet"; fi
+
+check: $(TESTING)  ## lint and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:  ## remove what can be made again; runs/ and models/ stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find leyden tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUNTIME): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'error: $(PYTHON) is older than 3.11'; echo 'hint: name a newer one: make PYTHON=python3.12 ...'; exit 2; } >&2
+	@echo 'setting up .venv (some minutes the first time)' >&2
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[runners,train]'
+	@touch $@
+
+$(TESTING): $(RUNTIME) pyproject.toml
+	@echo 'adding the test tools to .venv' >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[runners,train,test]'
+	@touch $@

@@ -1,0 +1,51 @@
+"""The third of three terminals: the algorithm, which turns attempts into a better model.
+
+    store --port 4747
+    python examples/math/runners.py
+    python examples/math/sft_algorithm.py
+
+The store holds the tasks and everything that happens to them; the runners run the agent; this process brings the model. It starts an
+engine and the proxy that writes down what the model said, queues the tasks, waits for the runners, picks the attempts that passed,
+trains on their tokens, and measures what came out: ``leyden/algorithm/sft/loop.py`` tells it on a page. Runners may come and go
+meanwhile, on this machine or on others that reach the store; this process may not, since the engine is its child.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from options import end_well, parser, read_config, read_tasks
+
+from leyden.algorithm.sft.plan import print_plan
+from leyden.algorithm.sft.report import Board, stdout_console
+from leyden.algorithm.sft.summary import print_summary
+from leyden.trainer import Trainer
+
+
+def main(args: argparse.Namespace) -> None:
+    # 1. Tasks: some to learn from, others to measure on. None is in both.
+    train, heldout, tasks_from = read_tasks(args)
+
+    # 2. No agent here: the runners have it. The store is the one they claim from.
+    trainer = Trainer(
+        config=read_config(args), model=args.model, store=args.store, proxy_port=args.proxy_port, runs=args.runs, debug=args.debug
+    )  # fmt: skip
+    plan = trainer.plan(train, heldout, tasks_from)
+    if args.dry_run:
+        print_plan(plan, stdout_console())
+        return
+
+    # 3. The loop. Ctrl+C ends it in good order, and leaves store and runners alone.
+    board = Board()
+    print_plan(plan, board.console)
+    summary = trainer.fit(train, heldout, board)
+
+    # 4. What it came to.
+    print_summary(summary, stdout_console(), board)
+
+
+if __name__ == "__main__":
+    options = parser("Train a model on its own best attempts, with a store and runners that are there already.")
+    options.add_argument("--store", default="http://127.0.0.1:4747", help="URL of the store")
+    sys.exit(end_well(main, options.parse_args()))

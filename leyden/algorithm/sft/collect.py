@@ -1,0 +1,150 @@
+"""Queue rollouts, wait for them, and bring back what they earned. Used by collection and by evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from leyden.algorithm.sft.report import Board, StepView, clock
+from leyden.errors import Unavailable
+from leyden.server.interface import Store
+from leyden.types import Generation, NewRollout, Reward, Rollout, RolloutState
+
+REWARD = "reward"
+ENQUEUE_BATCH = 256
+READ_BATCH = 32  # rollouts a request for generations asks for: each may hold thousands of token ids
+LOOK_EVERY = 2.0  # seconds a wait lasts before the board hears of it
+ALIVE_WITHIN = 30.0  # seconds since a runner's last heartbeat
+NO_RUNNER_AFTER = 10.0  # seconds without one before a person is told
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One rollout's end. ``reward`` is None where it has none: it failed, or nobody scored it. Neither is a reward of 0."""
+
+    rollout: Rollout
+    reward: float | None
+
+    @property
+    def failed(self) -> bool:
+        return self.rollout.state != RolloutState.SUCCEEDED
+
+
+class TooManyFailed(Unavailable):
+    code = "too_many_failed"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """What bounds the wait."""
+
+    max_failed_share: float
+    without_runner: float  # seconds
+    without_progress: float  # seconds in which no rollout ended although runners live
+
+
+async def run_rollouts(store: Store, new: Sequence[NewRollout], patience: Patience, board: Board, view: StepView) -> list[Ended]:
+    """Queue ``new`` and wait until all are final; in the order given.
+
+    Raises ``TooManyFailed`` naming the first error when more than the stated share failed, and ``Unavailable`` when no runner
+    comes, or when nothing ends.
+    """
+    view.update(done=0, total=len(new), note="queued")
+    queued = [rollout for batch in batches(new, ENQUEUE_BATCH) for rollout in await store.enqueue(batch)]
+    wait = _Wait(len(queued), patience, board, view)
+    pending = {rollout.id for rollout in queued}
+    while pending:
+        final = await store.wait_rollouts(sorted(pending), wait=LOOK_EVERY, done=min(8, len(pending)))
+        rewards = last_rewards(await store.list_rewards([rollout.id for rollout in final])) if final else {}
+        wait.add([_end(rollout, rewards) for rollout in final])
+        pending -= {rollout.id for rollout in final}
+        if pending and not final:
+            wait.check_runners(len(await store.list_workers(alive_within=ALIVE_WITHIN)))
+    return [wait.ended[rollout.id] for rollout in queued]
+
+
+def _end(rollout: Rollout, rewards: Mapping[str, float]) -> Ended:
+    """What an attempt earned before it failed is not what its rollout earned."""
+    return Ended(rollout, rewards.get(rollout.id) if rollout.state == RolloutState.SUCCEEDED else None)
+
+
+class _Wait:
+    """Keeps score while rollouts end, and decides when waiting makes no sense any more."""
+
+    def __init__(self, total: int, patience: Patience, board: Board, view: StepView) -> None:
+        self.ended: dict[str, Ended] = {}
+        self._total = total
+        self._patience = patience
+        self._board = board
+        self._view = view
+        self._failed: list[Rollout] = []
+        self._last_end = self._runner_seen = time.monotonic()
+        self._told = False
+
+    def add(self, ended: Sequence[Ended]) -> None:
+        if ended:
+            self._last_end = self._runner_seen = time.monotonic()
+        self.ended |= {end.rollout.id: end for end in ended}
+        self._failed += [end.rollout for end in ended if end.failed]
+        scored = [end.reward for end in self.ended.values() if end.reward is not None]
+        note = f"reward {sum(scored) / len(scored):.2f}" if scored else "no reward yet"
+        self._view.update(done=len(self.ended), note=note + (f", {len(self._failed)} failed" if self._failed else ""))
+        if len(self._failed) > self._patience.max_failed_share * self._total:
+            raise TooManyFailed(
+                f"{len(self._failed)} of {len(self.ended)} rollouts failed; the first: {_why(self._failed[0])}",
+                "a failed rollout is no reward of 0: look at the runners' logs, or run the agent once by hand",
+            )
+
+    def check_runners(self, alive: int) -> None:
+        now = time.monotonic()
+        if alive:
+            self._runner_seen, self._told = now, False
+            if now - self._last_end > self._patience.without_progress:
+                raise Unavailable(
+                    f"no rollout ended in {clock(now - self._last_end)} although {alive} runners live",
+                    "look at the runners' and the engine's logs",
+                )
+            return
+        gone = now - self._runner_seen
+        if gone > self._patience.without_runner:
+            raise Unavailable(f"no runner was connected for {clock(gone)}", "start some, then run again: python examples/math/runners.py")
+        if gone > NO_RUNNER_AFTER and not self._told:
+            self._told = True
+            self._board.say("  no runner is connected: start python examples/math/runners.py")
+
+
+def _why(rollout: Rollout) -> str:
+    kind = rollout.failure or rollout.state
+    return f"{kind}: {rollout.error.splitlines()[0]}" if rollout.error else str(kind)
+
+
+def last_rewards(rewards: Iterable[Reward]) -> Mapping[str, float]:
+    """Rollout id → its reward: the one at the end, else the one given last."""
+    last: dict[str, Reward] = {}
+    for reward in rewards:
+        if reward.name == REWARD and reward.rollout_id:
+            known = last.get(reward.rollout_id)
+            if known is None or known.position != "end":
+                last[reward.rollout_id] = reward
+    return {rollout_id: reward.value for rollout_id, reward in last.items()}
+
+
+async def read_captured(store: Store, rollout_ids: Sequence[str]) -> tuple[list[Generation], list[Reward]]:
+    """Every generation and reward of the rollouts' latest attempts."""
+    generations: list[Generation] = []
+    rewards: list[Reward] = []
+    for ids in batches(rollout_ids, READ_BATCH):
+        generations += await store.list_generations(ids)
+        rewards += await store.list_rewards(ids)
+    return generations, rewards
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

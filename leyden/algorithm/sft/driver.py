@@ -1,0 +1,92 @@
+"""The driver's own lease: one process drives a run, and everything it lends out lives only while it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from leyden.errors import LeaseLost, LeydenError
+from leyden.server.interface import Store
+from leyden.types import Resource, RunState
+
+LEASE = 60.0  # seconds
+BEAT = 15.0
+
+
+class Driver:
+    """Holds a run in the store. ``epoch`` fences it: after another driver took over, nothing of this one goes on."""
+
+    def __init__(self, store: Store, run_id: str, epoch: int) -> None:
+        self.run_id = run_id
+        self.epoch = epoch
+        self.summary: dict[str, Any] | None = None  # written to the run as it ends
+        self._store = store
+        self._lent: set[str] = set()
+
+    async def lend(self, resources: Mapping[str, Resource]) -> str:
+        """Publish resources that live as long as this driver beats; returns their id."""
+        lent = await self._store.add_resources(dict(resources), lease_seconds=LEASE)
+        self._lent.add(lent.id)
+        return lent.id
+
+    async def take_back(self, resources_id: str) -> None:
+        """Nothing is claimed for them any more."""
+        self._lent.discard(resources_id)
+        await self._store.retire_resources(resources_id)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            await self._store.keep_run(self.run_id, self.epoch, LEASE)
+            for resources_id in list(self._lent):
+                try:
+                    await self._store.keep_resources(resources_id, LEASE)
+                except LeaseLost:
+                    if resources_id in self._lent:  # else it was taken back while we asked
+                        raise
+
+
+@asynccontextmanager
+async def driving(store: Store, run_id: str, config: dict[str, Any]) -> AsyncIterator[Driver]:
+    """Start the run and beat for it; at the end, say how it ended and cancel what is still queued.
+
+    Raises ``Conflict`` if another driver has the run, ``LeaseLost`` as soon as one takes it over.
+    """
+    run = await store.start_run(run_id, config, lease_seconds=LEASE)
+    driver = Driver(store, run_id, run.epoch)
+    state = RunState.FAILED
+    try:
+        async with asyncio.TaskGroup() as group:
+            beat = group.create_task(driver._beat())
+            yield driver
+            beat.cancel()
+        state = RunState.SUCCEEDED
+    except BaseExceptionGroup as several:
+        raise _first(several) from None
+    except asyncio.CancelledError:
+        state = RunState.CANCELLED
+        raise
+    finally:
+        await _end(store, driver, state)
+
+
+async def _end(store: Store, driver: Driver, state: RunState) -> None:
+    try:
+        for resources_id in list(driver._lent):
+            await driver.take_back(resources_id)
+        if state != RunState.SUCCEEDED:
+            await store.cancel(run_id=driver.run_id)
+        await store.finish_run(driver.run_id, driver.epoch, state, driver.summary)
+    except LeydenError:
+        if state == RunState.SUCCEEDED:
+            raise
+        # The run already ends with an error, and this one is most likely its consequence: the store has gone.
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,44 @@
+"""What a run will do, for a person to read before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from leyden.algorithm.sft.settings import SFTConfig
+
+
+def describe_plan(
+    config: SFTConfig, *, model: str, train: int, heldout: int, tasks_from: str, store: str, runners: str, proxy: str, results: Path
+) -> dict[str, str]:  # fmt: skip
+    """Heading → one line. ``train`` and ``heldout`` are numbers of tasks."""
+    collect = train * config.attempts
+    evaluate = 2 * heldout
+    train_config = config.train
+    some_rows = max(config.selection.min_rows, round(collect * config.selection.fraction))
+    return {
+        "model": model,
+        "tasks": f"{train} to learn from, {heldout} held out, from {tasks_from}",
+        "each iteration": f"{collect} attempts to learn from (T={config.temperature:g})"
+        + (f", {evaluate} to measure the new version (T=1 and T=0)" if heldout else ", no measurement: nothing is held out"),
+        "iterations": f"{config.iterations}, {evaluate + config.iterations * (collect + evaluate)} rollouts in all",
+        "selection": f"best {config.selection.fraction:.0%} by reward, none below {config.selection.min_reward:g}, "
+        f"at least {config.selection.min_rows} rows",
+        "training": f"LoRA r={train_config.r}, alpha {train_config.alpha}, lr {train_config.lr:g}, "
+        f"up to {train_config.steps(some_rows)} steps of {train_config.batch_size * train_config.accumulation} rows",
+        "promotion": f"only if better beyond chance at T=1 (p < {config.alpha:g}) and not worse at T=0",
+        "bounds": f"{config.max_tokens} tokens an answer, {config.rollout.attempt_timeout:g} s an attempt, "
+        f"{config.rollout.max_attempts} attempts a rollout",
+        "runners": runners,
+        "store": store,
+        "proxy": proxy,
+        "results": f"a directory of its own in {results}",
+    }
+
+
+def print_plan(plan: Mapping[str, str], console: Console) -> None:
+    width = max(map(len, plan))
+    for heading, line in plan.items():
+        console.print(f"{heading:>{width}}  {line}", markup=False, soft_wrap=True)

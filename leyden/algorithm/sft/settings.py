@@ -1,0 +1,29 @@
+"""What a run of the SFT loop is asked to do. Printed before it starts, and kept in the run directory."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from leyden.algorithm.rows import RowsConfig
+from leyden.algorithm.selection import SelectionConfig
+from leyden.algorithm.sft.config import TrainConfig
+from leyden.types import Record, RolloutConfig
+
+GREEDY, SAMPLED = 0.0, 1.0
+"""The two temperatures every version is measured at."""
+
+
+class SFTConfig(Record):
+    iterations: int = Field(1, ge=1)
+    attempts: int = Field(1, ge=1)  # per training task and iteration
+    temperature: float = Field(SAMPLED, gt=0)  # of collection; 0 would explore nothing
+    max_tokens: int = Field(256, ge=1)  # of one answer
+    rollout: RolloutConfig = RolloutConfig(attempt_timeout=300.0)
+    rows: RowsConfig = RowsConfig()
+    selection: SelectionConfig = SelectionConfig()  # its min_reward is also what passes in evaluation
+    train: TrainConfig = TrainConfig()
+    max_failed_share: float = Field(0.25, ge=0, lt=1)  # of a step's rollouts; beyond it the run stops, for its numbers would mean little
+    alpha: float = Field(0.05, gt=0, lt=1)  # of the promotion gate's tests
+    train_timeout: float = Field(86_400.0, gt=0)  # seconds
+    runner_patience: float = Field(600.0, gt=0)  # seconds without any live runner, after which the run stops
+    seed: int = 0

@@ -1,0 +1,143 @@
+"""What a run came to: each version's pass rate, what each iteration decided and why, where the champion is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from leyden.algorithm.selection import Selection
+from leyden.algorithm.sft.evaluate import Decision, Evaluation
+from leyden.algorithm.sft.job import TrainResult
+from leyden.algorithm.sft.phases import Collected
+from leyden.algorithm.sft.report import Board, clock
+
+
+@dataclass
+class Iteration:
+    """Filled in as its steps come to their ends."""
+
+    number: int
+    parent: str
+    collection: dict[str, Any] | None = None
+    selection: dict[str, Any] | None = None
+    nothing_to_learn: str | None = None
+    candidate: str | None = None
+    training: dict[str, Any] | None = None
+    promoted: bool = False
+    reason: str | None = None  # of the decision, or why there was nothing to learn
+
+    def collected(self, collected: Collected) -> None:
+        self.collection = {
+            "scored": len(collected.rewards),
+            "failed": collected.failed,
+            "unscored": collected.unscored,
+            "mean_reward": round(sum(collected.rewards) / len(collected.rewards), 4) if collected.rewards else None,
+            "rows": collected.report.rows,
+            "prompt_tokens": collected.prompt_tokens,
+            "sampled_tokens": collected.sampled_tokens,
+            "tokens_saved": collected.report.tokens_saved,
+        }
+
+    def selected(self, selection: Selection) -> None:
+        self.selection = asdict(selection.report)
+        self.nothing_to_learn, self.reason = selection.nothing_to_learn, selection.sentence
+
+    def trained(self, candidate: str, result: TrainResult) -> None:
+        self.candidate = candidate
+        self.training = {
+            "rows": result.rows,
+            "steps": result.steps,
+            "supervised_tokens": result.supervised_tokens,
+            "first_loss": result.losses[0],
+            "last_loss": result.losses[-1],
+            "seconds": round(result.seconds, 1),
+        }
+
+    def decided(self, decision: Decision) -> None:
+        self.promoted, self.reason = decision.promote, decision.reason
+
+
+@dataclass
+class Summary:
+    run: str
+    champion: str
+    models: Path
+    versions: list[tuple[str, Evaluation | None]] = field(default_factory=list)
+    iterations: list[Iteration] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # by kind of step
+
+    def add_version(self, version: str, evaluation: Evaluation | None) -> None:
+        self.versions.append((version, evaluation))
+
+    def add_iteration(self, iteration: Iteration) -> Iteration:
+        self.iterations.append(iteration)
+        return iteration
+
+    def finish(self, champion: str, seconds: dict[str, float]) -> None:
+        self.champion = champion
+        self.seconds = {name: round(value, 1) for name, value in seconds.items()}
+
+    @property
+    def nothing_to_learn(self) -> str | None:
+        """The sentence that says why, where the last iteration ended so."""
+        last = self.iterations[-1] if self.iterations else None
+        return last.reason if last and last.nothing_to_learn else None
+
+    @property
+    def champion_path(self) -> Path:
+        return self.models / self.champion
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        collections = [it.collection for it in self.iterations if it.collection]
+        return {
+            "read": sum(c["prompt_tokens"] for c in collections),
+            "sampled": sum(c["sampled_tokens"] for c in collections),
+            "saved_by_merging": sum(c["tokens_saved"] for c in collections),
+            "learnt": sum(it.training["supervised_tokens"] for it in self.iterations if it.training),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "format": 1,
+            "run": self.run,
+            "champion": self.champion,
+            "champion_path": str(self.champion_path),
+            "versions": [evaluation.as_summary() if evaluation else {"version": version} for version, evaluation in self.versions],
+            "iterations": [vars(iteration) for iteration in self.iterations],
+            "tokens": self.tokens,
+            "seconds": self.seconds | {"total": round(sum(self.seconds.values()), 1)},
+        }
+
+
+def print_summary(summary: Summary, console: Console, board: Board) -> None:
+    """The tables to ``console`` (stdout); what they mean and what to type next to the board."""
+    if any(evaluation for _, evaluation in summary.versions):
+        table = Table(title="pass rate on held-out tasks, with 95 % interval")
+        for heading, justify in (("version", "left"), ("T=1", "right"), ("T=0", "right"), ("tasks", "right"), ("", "left")):
+            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+        for version, evaluation in summary.versions:
+            if evaluation:
+                mark = "champion" if version == summary.champion else ""
+                table.add_row(version, str(evaluation.sampled), str(evaluation.greedy), str(evaluation.sampled.n), mark)
+        console.print(table)
+    costs = Table(title="cost")
+    costs.add_column("step")
+    costs.add_column("time", justify="right")
+    for name, seconds in summary.seconds.items():
+        costs.add_row(name, clock(seconds))
+    costs.add_row("total", clock(sum(summary.seconds.values())), style="bold")
+    console.print(costs)
+    console.print(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.tokens.items()), style="dim", highlight=False)
+    for iteration in summary.iterations:
+        if iteration.nothing_to_learn:
+            board.say(f"iteration {iteration.number}: nothing to learn: {iteration.reason}. Nothing was trained; this is a normal ending.")
+            board.say("  try more tasks, more attempts a task (--attempts), or tasks that the model sometimes solves")
+        elif iteration.reason:
+            board.say(f"iteration {iteration.number}: {'promoted' if iteration.promoted else 'not promoted'}. {iteration.reason}")
+    board.say(f"champion: {summary.champion_path}")
+    board.say(f"next: leyden serve {summary.champion_path}")

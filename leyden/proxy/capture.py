@@ -1,0 +1,171 @@
+"""What one call sampled, gathered from a whole answer or chunk by chunk, and written down as generations."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from leyden.proxy.body import Asked
+from leyden.proxy.deployments import Deployment, Dialect
+from leyden.types import Generation, LeaseRef
+
+# Parts of a request that say what was asked; what is left, but for the envelope, is how it was sampled.
+_CONTENT = (
+    "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call", "chat_template_kwargs",
+)  # fmt: skip
+_ENVELOPE = ("model", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "user", "metadata", "store")
+
+
+@dataclass
+class _Choice:
+    message: dict[str, Any] = field(default_factory=dict)
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def adds_up(self) -> bool:
+        """One log-probability for each token id; otherwise nobody can say which belongs to which."""
+        return len(self.logprobs or ()) == len(self.token_ids or ())
+
+    def add_tokens(self, part: dict[str, Any]) -> None:
+        if (ids := part.get("token_ids")) is not None:
+            self.token_ids = self.token_ids or []
+            self.token_ids.extend(ids)
+        if (content := (part.get("logprobs") or {}).get("content")) is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs.extend(token["logprob"] for token in content)
+        self.finish_reason = part.get("finish_reason") or self.finish_reason
+
+    def add_delta(self, delta: dict[str, Any]) -> None:
+        for name, value in delta.items():
+            if name == "tool_calls":
+                self._add_tool_calls(value or ())
+            elif isinstance(value, str) and name != "role":
+                self.message[name] = (self.message.get(name) or "") + value
+            elif value is not None:
+                self.message[name] = value
+
+    def _add_tool_calls(self, deltas: Sequence[dict[str, Any]]) -> None:
+        calls = self.message.setdefault("tool_calls", {})
+        for delta in deltas:
+            call = calls.setdefault(delta.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+            call["id"] = delta.get("id") or call["id"]
+            function = delta.get("function") or {}
+            call["function"]["name"] += function.get("name") or ""
+            call["function"]["arguments"] += function.get("arguments") or ""
+
+
+class Capture:
+    """One call in the making. Feed it ``add_response`` or ``add_chunk``; ``generations`` is its record at any moment."""
+
+    def __init__(self, asked: Asked, ref: LeaseRef, counters: Counter[str]) -> None:
+        self._asked = asked
+        self._ref = ref
+        self._counters = counters
+        self._call_id = f"call-{uuid.uuid4().hex}"
+        self._started_at = time.time_ns() // 1000
+        self._started = time.monotonic()
+        self._deployment: Deployment | None = None
+        self._sent: dict[str, Any] = asked.body
+        self._prompt_token_ids: list[int] | None = None
+        self._choices: dict[int, _Choice] = {}
+        self._usage: dict[str, Any] = {}
+
+    def clear(self) -> None:
+        """Forget what was gathered: it was not understood."""
+        self._prompt_token_ids, self._choices, self._usage = None, {}, {}
+
+    def sent(self, deployment: Deployment, body: dict[str, Any]) -> None:
+        self._deployment, self._sent = deployment, body
+
+    @property
+    def finished(self) -> bool:
+        """Every choice asked for has its finish reason: what follows carries no more samples."""
+        return sum(choice.finish_reason is not None for choice in self._choices.values()) >= self._asked.n
+
+    def add_response(self, response: dict[str, Any]) -> None:
+        self._add_call(response)
+        for position, part in enumerate(response.get("choices") or ()):
+            choice = self._choices.setdefault(part.get("index", position), _Choice())
+            choice.message = part.get("message") or {}
+            choice.add_tokens(part)
+
+    def add_chunk(self, chunk: dict[str, Any]) -> None:
+        self._add_call(chunk)
+        for part in chunk.get("choices") or ():
+            choice = self._choices.setdefault(part.get("index", 0), _Choice())
+            choice.add_delta(part.get("delta") or {})
+            choice.add_tokens(part)
+
+    def _add_call(self, response: dict[str, Any]) -> None:
+        if response.get("prompt_token_ids") is not None:
+            self._prompt_token_ids = response["prompt_token_ids"]
+        self._usage = response.get("usage") or self._usage
+
+    def generations(self, status: Literal["ok", "error", "disconnected"] = "ok", error: str | None = None) -> list[Generation]:
+        """One row a choice, in order; one empty row if there was none."""
+        if status == "ok":
+            self._check_fidelity()
+        latency = time.monotonic() - self._started
+        content = {name: self._sent[name] for name in _CONTENT if name in self._sent}
+        sampling = {name: value for name, value in self._sent.items() if name not in _CONTENT + _ENVELOPE and value is not None}
+        return [
+            Generation(
+                id=f"gen-{uuid.uuid4().hex}",
+                call_id=self._call_id,
+                rollout_id=self._ref.rollout_id,
+                attempt=self._ref.attempt,
+                choice=index,
+                model=self._asked.model,
+                deployment=self._deployment.id if self._deployment else None,
+                checkpoint=self._deployment.checkpoint if self._deployment else None,
+                status=status,
+                error=error,
+                prompt_token_ids=self._prompt_token_ids,
+                response_token_ids=choice.token_ids,
+                logprobs=choice.logprobs if choice.adds_up else None,
+                sampling=sampling,
+                finish_reason=choice.finish_reason,
+                prompt_tokens=self._usage.get("prompt_tokens"),
+                completion_tokens=self._completion_tokens(choice),
+                request=content,
+                response=_plain(choice.message) if choice.message else None,
+                started_at=self._started_at,
+                latency=latency,
+            )
+            for index, choice in sorted((self._choices or {0: _Choice()}).items())
+        ]
+
+    def _completion_tokens(self, choice: _Choice) -> int | None:
+        if self._asked.n == 1:
+            return self._usage.get("completion_tokens")
+        return len(choice.token_ids) if choice.token_ids is not None else None  # usage is the sum over the choices
+
+    def _check_fidelity(self) -> None:
+        if self._deployment is None or self._deployment.dialect is not Dialect.VLLM:
+            return  # no token ids to expect
+        choices = self._choices.values()
+        if self._prompt_token_ids is None or not choices or any(choice.token_ids is None for choice in choices):
+            self._counters["token_ids_missing"] += 1
+        elif sum(len(choice.token_ids or ()) for choice in choices) != self._usage.get("completion_tokens"):
+            self._counters["token_count_mismatch"] += 1
+        if any(choice.token_ids is not None and not choice.adds_up for choice in choices):
+            self._counters["logprob_count_mismatch"] += 1
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """The same message however it came: streamed or not, with or without the nulls and empty lists engines add."""
+    calls = message.get("tool_calls") or []
+    if isinstance(calls, dict):  # gathered from deltas, by index
+        calls = [call for _, call in sorted(calls.items())]
+    rest = {name: value for name, value in message.items() if name not in ("role", "content", "tool_calls")}
+    rest = {name: value for name, value in rest.items() if value not in (None, "", [], {})}
+    plain = {"role": message.get("role", "assistant"), "content": message.get("content") or (None if calls else ""), **rest}
+    if calls:
+        plain["tool_calls"] = calls
+    return plain

@@ -1,0 +1,29 @@
+"""Server-sent events (WHATWG HTML, section 9.2), as OpenAI's API uses them: data lines only, ``[DONE]`` at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+
+
+def encode(value: Any) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+async def decode(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of each complete event. Lines end at LF or CRLF only: ``str.splitlines`` would cut at a U+2028 in the JSON."""
+    rest = b""
+    data: list[bytes] = []
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield b"\n".join(data)
+                data = []

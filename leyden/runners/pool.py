@@ -1,0 +1,222 @@
+"""Several runner processes for one agent: started, replaced when they die, stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from leyden.errors import LeydenError, Unavailable, UsageError
+from leyden.process import Child, new_marker, spawn
+from leyden.runners.process import EXIT_STUCK
+
+MAX_DEATHS = 5  # in a row, each within LIVED seconds of its start
+LIVED = 60.0
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    agent: str  # "module:agent" or "path/to/file.py:agent"
+    store_url: str = "http://127.0.0.1:4747"
+    n: int = 4
+    concurrency: int = 16  # rollouts at once in each process
+    lease_seconds: float = 60.0
+    grace: float = 10.0  # seconds to finish what is held when stopped; the rest is handed back
+    log_dir: Path | None = None  # a log for each runner; None: our stderr
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.concurrency < 1:
+            raise UsageError("there must be at least one runner and one rollout at once", "for instance -n 4 --concurrency 16")
+        if self.lease_seconds < 1:
+            raise UsageError(f"a lease of {self.lease_seconds:g} s is too short to be kept", "give at least 1 s; 60 is the default")
+
+
+class RunnerPool:
+    """``async with RunnerPool(config):`` runs the agent while the block lasts. Or ``run()`` until it is asked to stop.
+
+    Raises the ``UsageError`` of a runner whose agent cannot be loaded, and ``Unavailable`` when a runner keeps dying.
+    """
+
+    def __init__(self, config: PoolConfig, marker: str | None = None) -> None:
+        self.config = config
+        self._marker = marker or new_marker()
+        self._children: dict[int, Child] = {}
+        self._ready: set[int] = set()
+        self._all_ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._signals: list[signal.Signals] = []
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        return [child.pid for child in self._children.values()]
+
+    async def __aenter__(self) -> RunnerPool:
+        self._running = asyncio.create_task(self.run())
+        ready = asyncio.create_task(self._all_ready.wait())
+        try:
+            await asyncio.wait([self._running, ready], return_when=asyncio.FIRST_COMPLETED)
+            if self._running.done():
+                self._running.result()
+        except asyncio.CancelledError:
+            await self._cancel_run()
+            raise
+        finally:
+            ready.cancel()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._running is not None
+        self.signal(signal.SIGTERM)
+        try:
+            await self._running
+        except LeydenError:
+            if error is None:
+                raise
+
+    async def wait(self) -> None:
+        """Returns when the pool has been stopped; raises as soon as a runner cannot be kept alive. Only inside the block."""
+        assert self._running is not None
+        await asyncio.shield(self._running)
+
+    async def run(self) -> None:
+        """Start the runners and keep them, until they have ended after ``signal``."""
+        slots = [asyncio.create_task(self._keep(number)) for number in range(1, self.config.n + 1)]
+        try:
+            done, _ = await asyncio.wait(slots, return_when=asyncio.FIRST_EXCEPTION)
+            for slot in done:
+                slot.result()
+        finally:
+            self._stopping.set()
+            for slot in slots:
+                slot.cancel()
+            await asyncio.wait(slots)
+            await asyncio.gather(*(child.stop(self.config.grace + 5.0) for child in self._children.values()))
+
+    def signal(self, sig: signal.Signals) -> None:
+        """Ask all runners to end. SIGINT: finish; SIGINT again: hand back now; SIGTERM: finish, hand back after the grace."""
+        self._stopping.set()
+        self._signals.append(sig)
+        for child in self._children.values():
+            child.send_signal(sig)
+
+    async def _cancel_run(self) -> None:
+        assert self._running is not None
+        self._running.cancel()
+        await asyncio.wait([self._running])
+
+    async def _keep(self, number: int) -> None:
+        """One runner, and the next one when it dies."""
+        deaths = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            child = self._children[number] = await self._spawn(number)
+            for sig in self._signals:  # they came while it was being started
+                child.send_signal(sig)
+            error = await self._listen(child, number)
+            status = await child.wait()
+            await child.stop(0.0)  # ends what it left behind
+            del self._children[number]
+            if self._stopping.is_set():
+                return
+            if error is not None:
+                raise error
+            if status == 0:
+                return  # somebody has asked this one to end
+            deaths = deaths + 1 if time.monotonic() - started < LIVED else 1
+            if deaths >= MAX_DEATHS:
+                where = f"its last lines:\n{child.tail()}" if child.log_path else None
+                raise Unavailable(f"runner-{number} died {deaths} times in a row ({_describe(status)})", where)
+            pause = 0.0 if status == EXIT_STUCK else 0.5 * 2 ** (deaths - 1)
+            _say(f"runner-{number} ended ({_describe(status)}); starting another in {pause:g} s")
+            await _wait(self._stopping, pause)
+
+    async def _spawn(self, number: int) -> Child:
+        config = self.config
+        args = [sys.executable, "-m", "leyden.runners.process", config.agent, "--store", config.store_url, "--name", f"runner-{number}"]
+        args += ["--concurrency", str(config.concurrency), "--lease", str(config.lease_seconds), "--grace", str(config.grace)]
+        log_path = config.log_dir / f"runner-{number}.log" if config.log_dir else None
+        return await spawn([*args, "--debug"] if config.debug else args, marker=self._marker, log_path=log_path, stdout_pipe=True)
+
+    async def _listen(self, child: Child, number: int) -> LeydenError | None:
+        """Read what the child tells until it ends. Returns the error it ended with."""
+        error: LeydenError | None = None
+        assert child.stdout is not None
+        async for line in child.stdout:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == "ready":
+                self._ready.add(number)
+                if len(self._ready) == self.config.n:
+                    self._all_ready.set()
+            else:
+                kind = UsageError if event["exit_code"] == UsageError.exit_code else Unavailable
+                error = kind(event["message"], event["hint"])
+        return error
+
+
+def spawn_runners(config: PoolConfig) -> int:
+    """Run a pool until it is interrupted. Blocks; call it in the main thread. Returns the exit status: 130, 143, or 0.
+
+    The first Ctrl+C finishes what is held, the second hands it back and ends. SIGTERM finishes for ``grace`` seconds.
+    Raises ``Unavailable`` if there is no store, and what ``RunnerPool`` raises.
+    """
+    return asyncio.run(_spawn_runners(config))
+
+
+async def _spawn_runners(config: PoolConfig) -> int:
+    await _check_store(config.store_url)
+    pool = RunnerPool(config)
+    received: list[signal.Signals] = []
+
+    def on_signal(sig: signal.Signals) -> None:
+        received.append(sig)
+        pool.signal(sig)
+        if len(received) > 1:
+            _say("handing back what is held, and ending")
+        elif sig is signal.SIGINT:
+            _say("finishing what is held; Ctrl+C again hands it back and ends now")
+        else:
+            _say(f"finishing what is held, for {config.grace:g} s")
+
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(sig, on_signal, sig)
+    _say(f"{config.n} runners of {config.agent}, {config.concurrency} rollouts each, store {config.store_url}")
+    await pool.run()
+    return 128 + received[0] if received else 0
+
+
+async def _check_store(url: str) -> None:
+    from leyden.server.client import StoreClient
+
+    store = StoreClient(url, deadline=5.0)
+    try:
+        await store.list_workers()
+    except Unavailable as error:
+        raise UsageError(f"no store answers at {url} ({error.message})", "start one: leyden store --port 4747") from error
+    finally:
+        await store.close()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+def _describe(status: int) -> str:
+    if status == EXIT_STUCK:
+        return "an agent could not be stopped"
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,91 @@
+"""The program of one runner process: ``python -m leyden.runners.process module:agent --store URL``. ``RunnerPool`` starts it.
+
+It tells its parent on stdout, one JSON object a line: ``{"event": "ready"}`` once the agent is loaded, or ``{"event": "error", …}``.
+SIGINT: finish what is held; a second one: hand it back now. SIGTERM: finish, and hand back what is left after ``--grace`` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any, TextIO
+
+from leyden.errors import LeydenError
+from leyden.process import watch_parent
+from leyden.runners.agent import Agent
+from leyden.runners.loading import load_agent
+from leyden.runners.runner import Ending, Runner, RunnerConfig
+
+EXIT_STUCK = 75  # EX_TEMPFAIL of sysexits.h: an agent could not be stopped, start me anew
+STORE_DEADLINE = 2.0  # seconds a call tries by itself; beyond, the runner says that the store is away, and goes on trying
+HARD_STOP_MARGIN = 10.0  # seconds beyond the grace before the death pipe's watcher ends us hard
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m leyden.runners.process")
+    parser.add_argument("agent")
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--name", default=RunnerConfig.name)
+    parser.add_argument("--concurrency", type=int, default=RunnerConfig.concurrency)
+    parser.add_argument("--lease", type=float, default=RunnerConfig.lease_seconds)
+    parser.add_argument("--grace", type=float, default=10.0)
+    parser.add_argument("--debug", action="store_true")
+    args = parser.parse_args(argv)
+    parent = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what an agent prints is talk, and must not get into our lines
+    watch_parent(args.grace + HARD_STOP_MARGIN)
+    try:
+        agent = load_agent(args.agent)
+        return asyncio.run(_run(agent, args, parent))
+    except LeydenError as error:
+        if args.debug:
+            traceback.print_exc()
+        _tell(parent, event="error", exit_code=error.exit_code, **error.as_dict()["error"])
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        for sig in (signal.SIGINT, signal.SIGTERM):  # we are leaving: being told so once more must not disturb what cleans up
+            signal.signal(sig, signal.SIG_IGN)
+
+
+async def _run(agent: Agent, args: argparse.Namespace, parent: TextIO) -> int:
+    from leyden.server.client import StoreClient
+
+    config = RunnerConfig(name=args.name, concurrency=args.concurrency, lease_seconds=args.lease)
+    runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config)
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop(grace: float | None) -> None:
+        nonlocal asked
+        if asked:
+            runner.release()
+            return
+        asked = True
+        runner.drain()
+        if runner.running:
+            print(f"{args.name}: finishing {runner.running} rollouts", file=sys.stderr, flush=True)
+        if grace is not None:
+            loop.call_later(grace, runner.release)
+
+    loop.add_signal_handler(signal.SIGINT, stop, None)
+    loop.add_signal_handler(signal.SIGTERM, stop, args.grace)
+    _tell(parent, event="ready")
+    if await runner.run() is Ending.STUCK:
+        sys.stderr.flush()
+        os._exit(EXIT_STUCK)  # an orderly exit would wait for the agent that does not end
+    return 0
+
+
+def _tell(parent: TextIO, **event: Any) -> None:
+    print(json.dumps(event), file=parent, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What an agent may answer, turned into rewards."""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import numbers
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from leyden.errors import LeydenError, UsageError
+from leyden.types import Reward
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_emitted: contextvars.ContextVar[dict[str, Reward] | None] = contextvars.ContextVar("leyden_emitted", default=None)
+
+
+class BadReward(LeydenError):
+    """The agent's answer is not a finite number, a dict of them, or None. The attempt fails as the agent's fault."""
+
+    code = "bad_reward"
+    status = 422
+
+
+@contextmanager
+def collecting() -> Iterator[dict[str, Reward]]:
+    """Rewards emitted inside, by this task and the tasks and threads it starts; concurrent rollouts do not mix."""
+    rewards: dict[str, Reward] = {}
+    token = _emitted.set(rewards)
+    try:
+        yield rewards
+    finally:
+        _emitted.reset(token)
+
+
+def emit_reward(value: Any, name: str = "reward") -> None:
+    """Give the running rollout a reward. Each name once; the same value again is a no-op.
+
+    Raises ``BadReward`` for anything but a finite number, or for a second value; ``UsageError`` outside a rollout.
+    """
+    rewards = _emitted.get()
+    if rewards is None:
+        raise UsageError("emit_reward() was called outside a rollout", "call it inside a function decorated with @leyden.rollout")
+    add_reward(rewards, value, name)
+
+
+def add_answer(rewards: dict[str, Reward], answer: Any) -> None:
+    """Add what an agent returned: None (nothing), a number, or a dict of numbers by name."""
+    if answer is None:
+        return
+    if isinstance(answer, Mapping):
+        for name, value in answer.items():
+            add_reward(rewards, value, name)
+    else:
+        add_reward(rewards, answer, "reward")
+
+
+def add_reward(rewards: dict[str, Reward], value: Any, name: Any) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= 128:
+        raise BadReward(f"a reward's name is a text of 1 to 128 characters, not {name!r:.60}", 'for instance {"reward": 1.0}')
+    reward = Reward(name=name, value=_number(value, name))
+    if rewards.setdefault(name, reward) != reward:
+        raise BadReward(f"two values for reward {name!r}: {rewards[name].value} and {reward.value}", "give each reward its own name")
+
+
+def _number(value: Any, name: str) -> float:
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # a scalar of numpy or torch, without importing either
+    if not isinstance(value, numbers.Real):
+        raise BadReward(f"reward {name!r} is a {type(value).__name__}, not a number", "return a number, a dict of numbers, or None")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadReward(f"reward {name!r} is {number}", "return a finite number; to say that an attempt failed, raise an exception")
+    return number

@@ -1,0 +1,285 @@
+"""The store over HTTP. Every call is safe to repeat, so the client repeats it until its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from leyden import errors
+from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
+from leyden.server import messages
+from leyden.server.codec import encode
+from leyden.server.interface import MAX_WAIT
+from leyden.server.lanes import LanesTransport
+from leyden.types import (
+    Attempt,
+    AttemptBinding,
+    Counts,
+    FailureKind,
+    Generation,
+    Lease,
+    LeaseRef,
+    Mode,
+    NewRollout,
+    Resource,
+    Resources,
+    Reward,
+    Rollout,
+    RolloutState,
+    Run,
+    RunState,
+    Span,
+    Verdict,
+    Worker,
+)
+
+DEADLINE = 30.0  # seconds a call goes on trying
+FIRST_CONTACT = 3.0  # seconds, as long as the store has never answered: then the address is likely wrong, or it was not started
+ANSWER_TIME = 15.0  # seconds for an answer, beyond what the call waits by itself
+RETRIED = frozenset({429, 502, 503, 504})
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+_ERRORS: dict[str, type[LeydenError]] = {
+    kind.code: kind
+    for kind in (errors.UsageError, InvalidRequest, errors.NotFound, errors.Conflict, errors.LeaseLost, errors.TooLarge, Busy, Unavailable)
+}
+
+
+class StoreClient:
+    """``Store`` at a URL. Use it in one event loop; ``async with StoreClient(url) as store``, or ``await store.close()``."""
+
+    def __init__(self, url: str, deadline: float = DEADLINE) -> None:
+        self.url = url.rstrip("/")
+        self._deadline = deadline
+        self._answered = False
+        # trust_env off: a proxy set for the web must not see what agents did.
+        self._http = httpx.AsyncClient(base_url=self.url, trust_env=False, transport=LanesTransport(self.url.startswith("https:")))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    # -- transport -----------------------------------------------------------------------------------------------------
+
+    async def _get(self, path: str, answer: type[T] | TypeAdapter[T], **query: Any) -> T:
+        given = {name: str(value) for name, value in query.items() if value is not None}
+        return _read(answer, await self._send("GET", path, params=given))
+
+    async def _post(self, path: str, body: BaseModel | None, answer: type[T] | TypeAdapter[T] | None, wait: float = 0.0) -> T:
+        data = b"{}" if body is None else encode(body)
+        content = await self._send("POST", path, wait, content=data, headers={"content-type": "application/json"})
+        return None if answer is None else _read(answer, content)  # type: ignore[return-value]
+
+    async def _send(self, method: str, path: str, wait: float = 0.0, **request: Any) -> bytes:
+        wait = wait if 0 <= wait <= MAX_WAIT else 0.0  # the store says what is wrong with any other
+        deadline = time.monotonic() + wait + (self._deadline if self._answered else min(self._deadline, FIRST_CONTACT))
+        pause = 0.05
+        while True:
+            failure: LeydenError
+            least = 0.0
+            try:
+                response = await self._http.request(method, path, timeout=httpx.Timeout(ANSWER_TIME, read=wait + ANSWER_TIME), **request)
+            except httpx.TransportError as error:
+                failure = Unavailable(f"the store at {self.url} does not answer", f"start it with: store --port {self._port()}")
+                failure.__cause__ = error
+            except httpx.InvalidURL as error:
+                raise errors.UsageError(f"{self.url!r} is not the URL of a store: {error}", "give it as http://127.0.0.1:4747") from error
+            else:
+                self._answered = True
+                if response.status_code < 300:
+                    return response.content
+                failure = _error(response)
+                if response.status_code not in RETRIED:
+                    raise failure
+                least = failure.retry_after if isinstance(failure, Busy) else 0.0
+            pause = min(pause * 2, 2.0)
+            delay = max(least, pause * random.random())
+            if time.monotonic() + delay > deadline:
+                raise failure
+            await asyncio.sleep(delay)
+
+    def _port(self) -> int:
+        return self._http.base_url.port or 4747
+
+    # -- queue ---------------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
+        keyed = [item if item.idempotency_key else item.model_copy(update={"idempotency_key": _new_key()}) for item in rollouts]
+        return await self._post("/v1/rollouts", messages.Enqueue(rollouts=keyed), messages.ROLLOUTS)
+
+    async def claim(
+        self, worker_id: str, limit: int = 1, wait: float = 0.0, lease_seconds: float | None = None, request_id: str | None = None
+    ) -> list[Lease]:
+        body = {
+            "worker_id": worker_id,
+            "limit": limit,
+            "wait": wait,
+            "lease_seconds": lease_seconds,
+            "request_id": request_id or _new_key(),
+        }
+        return await self._post("/v1/leases/claim", _checked(messages.Claim, body), messages.LEASES, wait)
+
+    async def heartbeat(self, worker_id: str, leases: Sequence[LeaseRef], lease_seconds: float | None = None) -> list[Verdict]:
+        body = messages.Heartbeat(worker_id=worker_id, leases=list(leases), lease_seconds=lease_seconds)
+        return await self._post("/v1/leases/heartbeat", body, messages.VERDICTS)
+
+    async def complete(self, ref: LeaseRef, rewards: Sequence[Reward] = ()) -> Rollout:
+        return await self._post("/v1/leases/complete", messages.Complete(ref=ref, rewards=list(rewards)), Rollout)
+
+    async def fail(self, ref: LeaseRef, failure: FailureKind, error: str | None = None) -> Rollout:
+        return await self._post("/v1/leases/fail", messages.Fail(ref=ref, failure=failure, error=error), Rollout)
+
+    async def release(self, ref: LeaseRef) -> Rollout:
+        return await self._post("/v1/leases/release", messages.Release(ref=ref), Rollout)
+
+    async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None) -> int:
+        return await self._post("/v1/rollouts/cancel", messages.Cancel(rollout_ids=list(rollout_ids), run_id=run_id), messages.NUMBER)
+
+    async def get_rollout(self, rollout_id: str) -> Rollout:
+        return await self._get(f"/v1/rollouts/{_part(rollout_id)}", Rollout)
+
+    async def list_rollouts(
+        self,
+        run_id: str | None = None,
+        iteration: int | None = None,
+        mode: Mode | None = None,
+        state: RolloutState | None = None,
+        ids: Sequence[str] | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Rollout]:
+        body = messages.RolloutQuery(
+            run_id=run_id, iteration=iteration, mode=mode, state=state, ids=None if ids is None else list(ids), after=after, limit=limit
+        )
+        return await self._post("/v1/rollouts/query", body, messages.ROLLOUTS)
+
+    async def list_attempts(self, rollout_id: str) -> list[Attempt]:
+        return await self._get(f"/v1/rollouts/{_part(rollout_id)}/attempts", messages.ATTEMPTS)
+
+    async def wait_rollouts(self, ids: Sequence[str], wait: float = MAX_WAIT, done: int | None = None) -> list[Rollout]:
+        return await self._post("/v1/rollouts/wait", messages.Wait(ids=list(ids), wait=wait, done=done), messages.ROLLOUTS, wait)
+
+    async def count(self, run_id: str, iteration: int | None = None, mode: Mode | None = None) -> Counts:
+        return await self._get(f"/v1/runs/{_part(run_id)}/counts", Counts, iteration=iteration, mode=mode)
+
+    # -- capture -------------------------------------------------------------------------------------------------------
+
+    async def add_spans(self, ref: LeaseRef, spans: Sequence[Span]) -> int:
+        return await self._post("/v1/spans", messages.AddSpans(ref=ref, spans=list(spans)), messages.NUMBER)
+
+    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
+        await self._post("/v1/generations", messages.AddGenerations(ref=ref, generations=list(generations)), None)
+
+    async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
+        await self._post("/v1/rewards", messages.AddRewards(ref=ref, rewards=list(rewards)), None)
+
+    async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
+        return await self._get(f"/v1/rollouts/{_part(rollout_id)}/spans", messages.SPANS, attempt=attempt)
+
+    async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
+        body = messages.OfRollouts(rollout_ids=list(rollout_ids), attempt=attempt)
+        return await self._post("/v1/generations/query", body, messages.GENERATIONS)
+
+    async def list_rewards(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Reward]:
+        body = messages.OfRollouts(rollout_ids=list(rollout_ids), attempt=attempt)
+        return await self._post("/v1/rewards/query", body, messages.REWARDS)
+
+    # -- resources -----------------------------------------------------------------------------------------------------
+
+    async def add_resources(
+        self, resources: dict[str, Resource], lease_seconds: float | None = None, idempotency_key: str | None = None
+    ) -> Resources:
+        body = messages.AddResources(resources=resources, lease_seconds=lease_seconds, idempotency_key=idempotency_key or _new_key())
+        return await self._post("/v1/resources", body, Resources)
+
+    async def keep_resources(self, resources_id: str, lease_seconds: float) -> Resources:
+        return await self._post(f"/v1/resources/{_part(resources_id)}/keep", messages.Keep(lease_seconds=lease_seconds), Resources)
+
+    async def retire_resources(self, resources_id: str) -> Resources:
+        return await self._post(f"/v1/resources/{_part(resources_id)}/retire", None, Resources)
+
+    async def get_resources(self, resources_id: str | None = None) -> Resources:
+        return await self._get("/v1/resources" if resources_id is None else f"/v1/resources/{_part(resources_id)}", Resources)
+
+    async def resolve_key(self, key: str) -> AttemptBinding:
+        return await self._post("/v1/leases/resolve", messages.Resolve(key=key), AttemptBinding)
+
+    # -- workers and runs ----------------------------------------------------------------------------------------------
+
+    async def register_worker(self, worker_id: str, name: str, capacity: int, pid: int | None = None, host: str | None = None) -> Worker:
+        body = {"worker_id": worker_id, "name": name, "capacity": capacity, "pid": pid, "host": host}
+        return await self._post("/v1/workers", _checked(messages.RegisterWorker, body), Worker)
+
+    async def stop_worker(self, worker_id: str) -> Worker:
+        return await self._post(f"/v1/workers/{_part(worker_id)}/stop", None, Worker)
+
+    async def list_workers(self, alive_within: float | None = None) -> list[Worker]:
+        return await self._get("/v1/workers", messages.WORKERS, alive_within=alive_within)
+
+    async def start_run(self, run_id: str, config: dict[str, Any], lease_seconds: float = 60.0, take_over: bool = False) -> Run:
+        body = messages.StartRun(config=config, lease_seconds=lease_seconds, take_over=take_over, request_id=_new_key())
+        return await self._post(f"/v1/runs/{_part(run_id)}/start", body, Run)
+
+    async def keep_run(self, run_id: str, epoch: int, lease_seconds: float = 60.0) -> Run:
+        return await self._post(f"/v1/runs/{_part(run_id)}/keep", messages.KeepRun(epoch=epoch, lease_seconds=lease_seconds), Run)
+
+    async def finish_run(self, run_id: str, epoch: int, state: RunState, summary: dict[str, Any] | None = None) -> Run:
+        body = messages.FinishRun(epoch=epoch, state=state, summary=summary)
+        return await self._post(f"/v1/runs/{_part(run_id)}/finish", body, Run)
+
+    async def get_run(self, run_id: str) -> Run:
+        return await self._get(f"/v1/runs/{_part(run_id)}", Run)
+
+    async def list_runs(self, limit: int = 100) -> list[Run]:
+        return await self._get("/v1/runs", messages.RUNS, limit=limit)
+
+
+def _new_key() -> str:
+    return uuid.uuid4().hex
+
+
+def _part(text: str) -> str:
+    """``text`` as one segment of a path."""
+    return quote(text.encode(errors="replace"), safe="") or "-"
+
+
+def _checked(model: type[M], values: dict[str, Any]) -> M:
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from error
+
+
+def _read(answer: type[T] | TypeAdapter[T], content: bytes) -> T:
+    if isinstance(answer, TypeAdapter):
+        return answer.validate_json(content)
+    return answer.model_validate_json(content)  # type: ignore[attr-defined, no-any-return]
+
+
+def _error(response: httpx.Response) -> LeydenError:
+    """The error the store raised, as far as this answer is the store's."""
+    try:
+        said = from_json(response.content)["error"]
+        kind, message, hint = _ERRORS.get(said["code"], LeydenError), said["message"], said["hint"]
+    except (ValueError, KeyError, TypeError):
+        return Unavailable(f"{response.url} answered {response.status_code}, which is not a store's answer", "check the store's URL")
+    if kind is Busy:
+        return Busy(message, hint, float(response.headers.get("retry-after", "1")))
+    return kind(message, hint)

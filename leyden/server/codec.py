@@ -1,0 +1,100 @@
+"""Between Python values and what lies in the database: exact JSON bytes, packed token ids, text any dialect can hold, no secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from leyden.errors import InvalidRequest
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+
+_SECRET_FIELD = re.compile(
+    rb'"(authorization|proxy-authorization|x-api-key|api[_-]?key)":"(?:[^"\\]|\\.)*"',
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(  # with a digit somewhere: "the bearer documents" is no secret
+    rb"(?<![A-Za-z0-9_-])sk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}|(?<=bearer )(?=[A-Za-z._~+/=-]*\d)[A-Za-z0-9._~+/=-]{16,}",
+    re.IGNORECASE,
+)
+
+
+def encode(value: Any) -> bytes:
+    """``value`` as compact JSON that ``decode`` gives back exactly; lone surrogates become U+FFFD.
+
+    NaN and infinities keep their names (``NaN``, ``Infinity``), integers their size. Raises ``InvalidRequest`` for what JSON cannot hold.
+    """
+    try:
+        return to_json(value, inf_nan_mode="constants")
+    except PydanticSerializationError as error:
+        if "surrogates not allowed" in str(error):
+            return to_json(without_surrogates(value), inf_nan_mode="constants")
+        raise InvalidRequest(f"not JSON: {error}") from error
+
+
+def decode(data: bytes) -> Any:
+    return from_json(data)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def clean_text(text: str) -> str:
+    """Text that every database takes: PostgreSQL refuses NUL, and UTF-8 has no lone surrogates."""
+    if text.isascii():
+        return text.replace("\0", _REPLACEMENT) if "\0" in text else text
+    return _SURROGATE.sub(_REPLACEMENT, text).replace("\0", _REPLACEMENT)
+
+
+def without_surrogates(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return without_surrogates(value.model_dump())
+    if isinstance(value, str):
+        return _SURROGATE.sub(_REPLACEMENT, value)
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_surrogates(item) for item in value]
+    return value
+
+
+def redact(data: bytes) -> bytes:
+    """JSON bytes without the secrets people send by accident: Authorization headers, ``api_key`` fields, ``sk-…`` keys, bearer tokens."""
+    return _SECRET_VALUE.sub(b"[redacted]", _SECRET_FIELD.sub(rb'"\1":"[redacted]"', data))
+
+
+def redact_text(text: str | None) -> str | None:
+    if text is None:
+        return None
+    return redact(clean_text(text).encode()).decode()
+
+
+def pack_ids(ids: Sequence[int] | None) -> bytes | None:
+    """Token ids as int32, native order (little-endian on every machine torch runs on). Raises ``InvalidRequest`` beyond int32."""
+    if ids is None:
+        return None
+    try:
+        return array("i", ids).tobytes()
+    except OverflowError as error:
+        raise InvalidRequest(f"a token id is not an int32: {error}") from error
+
+
+def unpack_ids(data: bytes | None) -> list[int] | None:
+    return None if data is None else array("i", data).tolist()
+
+
+def pack_floats(values: Sequence[float] | None) -> bytes | None:
+    """Log-probabilities as float32."""
+    return None if values is None else array("f", values).tobytes()
+
+
+def unpack_floats(data: bytes | None) -> list[float] | None:
+    return None if data is None else array("f", data).tolist()

@@ -1,0 +1,162 @@
+"""The store's one interface. ``SQLStore`` implements it on a database, ``StoreClient`` over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from leyden.types import (
+    Attempt,
+    AttemptBinding,
+    Counts,
+    FailureKind,
+    Generation,
+    Lease,
+    LeaseRef,
+    Mode,
+    NewRollout,
+    Resource,
+    Resources,
+    Reward,
+    Rollout,
+    RolloutState,
+    Run,
+    RunState,
+    Span,
+    Verdict,
+    Worker,
+)
+
+MAX_WAIT = 20.0  # seconds a long poll may last
+
+
+class Store(Protocol):
+    """A durable queue of rollouts with everything captured about them. A call that returned is committed.
+
+    Raises (all of ``leyden.errors``): ``NotFound`` for an unknown id, ``Conflict`` for a different value under a used key,
+    ``LeaseLost`` for a stale fence, ``InvalidRequest`` for a bad argument, ``Busy`` when behind, ``Unavailable`` when not reachable.
+    """
+
+    # -- queue -----------------------------------------------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
+        """Queue all or none. A used idempotency key returns the rollout it made; with a different body, ``Conflict``."""
+        ...
+
+    async def claim(
+        self, worker_id: str, limit: int = 1, wait: float = 0.0, lease_seconds: float | None = None, request_id: str | None = None
+    ) -> list[Lease]:
+        """Take up to ``limit`` rollouts, best priority first, then oldest. Waits ≤ ``wait`` (≤ 20) s for the first one.
+        The same ``request_id`` returns the same leases while they are held (a lost answer leaks nothing)."""
+        ...
+
+    async def heartbeat(self, worker_id: str, leases: Sequence[LeaseRef], lease_seconds: float | None = None) -> list[Verdict]:
+        """Extend leases; one verdict each, in order. With no lease it only says that the worker lives."""
+        ...
+
+    async def complete(self, ref: LeaseRef, rewards: Sequence[Reward] = ()) -> Rollout:
+        """End the attempt as succeeded, with its last rewards, in one transaction. Repeating it is a no-op."""
+        ...
+
+    async def fail(self, ref: LeaseRef, failure: FailureKind, error: str | None = None) -> Rollout:
+        """End the attempt; the rollout is retried (queued or scheduled) or final, by its config. Repeating it is a no-op."""
+        ...
+
+    async def release(self, ref: LeaseRef) -> Rollout:
+        """Hand an unharmed rollout back: queued again at once, the attempt does not count."""
+        ...
+
+    async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None) -> int:
+        """Cancel by id and by run. Waiting ones are final at once; running holders learn it at their next beat and
+        their lease is void. Returns how many became cancelled."""
+        ...
+
+    async def get_rollout(self, rollout_id: str) -> Rollout: ...
+
+    async def list_rollouts(
+        self,
+        run_id: str | None = None,
+        iteration: int | None = None,
+        mode: Mode | None = None,
+        state: RolloutState | None = None,
+        ids: Sequence[str] | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Rollout]:
+        """In order of creation, after the rollout id ``after``."""
+        ...
+
+    async def list_attempts(self, rollout_id: str) -> list[Attempt]: ...
+
+    async def wait_rollouts(self, ids: Sequence[str], wait: float = MAX_WAIT, done: int | None = None) -> list[Rollout]:
+        """The final ones among ``ids``, as soon as at least ``done`` (default: all) are final or ``wait`` (≤ 20) s passed."""
+        ...
+
+    async def count(self, run_id: str, iteration: int | None = None, mode: Mode | None = None) -> Counts: ...
+
+    # -- capture ---------------------------------------------------------------------------------------------------
+    async def add_spans(self, ref: LeaseRef, spans: Sequence[Span]) -> int:
+        """Deduplicated on (trace id, span id); under a lost lease kept and marked late. Returns how many are new."""
+        ...
+
+    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
+        """All or none; the same id again is a no-op. Under a lost lease: kept, marked late."""
+        ...
+
+    async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
+        """Unique on (rollout, attempt, name, source, position): same value no-op, different value ``Conflict``."""
+        ...
+
+    async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]: ...
+    async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
+        """In order of start. ``attempt`` None: each rollout's latest attempt, late ones left out."""
+        ...
+
+    async def list_rewards(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Reward]:
+        """``attempt`` None: each rollout's latest attempt."""
+        ...
+
+    # -- resources -------------------------------------------------------------------------------------------------
+    async def add_resources(
+        self, resources: dict[str, Resource], lease_seconds: float | None = None, idempotency_key: str | None = None
+    ) -> Resources:
+        """A new immutable version, which becomes the latest. With ``lease_seconds`` it stays alive only while kept so."""
+        ...
+
+    async def keep_resources(self, resources_id: str, lease_seconds: float) -> Resources:
+        """Extend the life of a version made with ``lease_seconds``; a retired one raises ``LeaseLost``."""
+        ...
+
+    async def retire_resources(self, resources_id: str) -> Resources:
+        """Nothing is claimed for this version any more; attempts that hold it go on."""
+        ...
+
+    async def get_resources(self, resources_id: str | None = None) -> Resources:
+        """None: the latest version."""
+        ...
+
+    async def resolve_key(self, key: str) -> AttemptBinding:
+        """The attempt whose lease has this key. Raises ``LeaseLost`` for a key whose lease ended, ``NotFound`` if never issued."""
+        ...
+
+    # -- workers and runs ------------------------------------------------------------------------------------------
+    async def register_worker(
+        self, worker_id: str, name: str, capacity: int, pid: int | None = None, host: str | None = None
+    ) -> Worker: ...
+    async def stop_worker(self, worker_id: str) -> Worker: ...
+    async def list_workers(self, alive_within: float | None = None) -> list[Worker]:
+        """``alive_within``: seen within so many seconds and not stopped."""
+        ...
+
+    async def start_run(self, run_id: str, config: dict[str, Any], lease_seconds: float = 60.0, take_over: bool = False) -> Run:
+        """Create the run, or go on with it under the next epoch. ``Conflict`` if its driver still beats, unless ``take_over``."""
+        ...
+
+    async def keep_run(self, run_id: str, epoch: int, lease_seconds: float = 60.0) -> Run:
+        """The driver's heartbeat. Raises ``LeaseLost`` under an older epoch."""
+        ...
+
+    async def finish_run(self, run_id: str, epoch: int, state: RunState, summary: dict[str, Any] | None = None) -> Run: ...
+    async def get_run(self, run_id: str) -> Run: ...
+    async def list_runs(self, limit: int = 100) -> list[Run]: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,154 @@
+"""What goes over the wire: one request body per route that needs one. Answers are the records of ``leyden.types``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, TypeAdapter
+
+from leyden.types import (
+    Attempt,
+    FailureKind,
+    Generation,
+    Id,
+    Lease,
+    LeaseRef,
+    Mode,
+    NewRollout,
+    Record,
+    Resource,
+    Reward,
+    Rollout,
+    RolloutState,
+    Run,
+    RunState,
+    Span,
+    Verdict,
+    Worker,
+)
+
+
+class Enqueue(Record):
+    rollouts: list[NewRollout]
+
+
+class Claim(Record):
+    worker_id: Id
+    limit: int = 1
+    wait: float = 0.0
+    lease_seconds: float | None = None
+    request_id: Id | None = None
+
+
+class Heartbeat(Record):
+    worker_id: Id
+    leases: list[LeaseRef]
+    lease_seconds: float | None = None
+
+
+class Complete(Record):
+    ref: LeaseRef
+    rewards: list[Reward] = Field(default_factory=list)
+
+
+class Fail(Record):
+    ref: LeaseRef
+    failure: FailureKind
+    error: str | None = None
+
+
+class Release(Record):
+    ref: LeaseRef
+
+
+class Cancel(Record):
+    rollout_ids: list[str] = Field(default_factory=list)
+    run_id: str | None = None
+
+
+class RolloutQuery(Record):
+    run_id: str | None = None
+    iteration: int | None = None
+    mode: Mode | None = None
+    state: RolloutState | None = None
+    ids: list[str] | None = None
+    after: str | None = None
+    limit: int = 1000
+
+
+class Wait(Record):
+    ids: list[str]
+    wait: float = 20.0
+    done: int | None = None
+
+
+class AddSpans(Record):
+    ref: LeaseRef
+    spans: list[Span]
+
+
+class AddGenerations(Record):
+    ref: LeaseRef
+    generations: list[Generation]
+
+
+class AddRewards(Record):
+    ref: LeaseRef
+    rewards: list[Reward]
+
+
+class OfRollouts(Record):
+    rollout_ids: list[str]
+    attempt: int | None = None
+
+
+class AddResources(Record):
+    resources: dict[str, Resource]
+    lease_seconds: float | None = None
+    idempotency_key: str | None = None
+
+
+class Keep(Record):
+    lease_seconds: float
+
+
+class Resolve(Record):
+    key: str
+
+
+class RegisterWorker(Record):
+    worker_id: Id
+    name: str
+    capacity: int
+    pid: int | None = None
+    host: str | None = None
+
+
+class StartRun(Record):
+    config: dict[str, Any]
+    lease_seconds: float = 60.0
+    take_over: bool = False
+    request_id: Id | None = None
+
+
+class KeepRun(Record):
+    epoch: int
+    lease_seconds: float = 60.0
+
+
+class FinishRun(Record):
+    epoch: int
+    state: RunState
+    summary: dict[str, Any] | None = None
+
+
+ROLLOUTS = TypeAdapter(list[Rollout])
+ATTEMPTS = TypeAdapter(list[Attempt])
+LEASES = TypeAdapter(list[Lease])
+VERDICTS = TypeAdapter(list[Verdict])
+SPANS = TypeAdapter(list[Span])
+GENERATIONS = TypeAdapter(list[Generation])
+REWARDS = TypeAdapter(list[Reward])
+WORKERS = TypeAdapter(list[Worker])
+RUNS = TypeAdapter(list[Run])
+NUMBER = TypeAdapter(int)

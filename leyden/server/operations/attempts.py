@@ -1,0 +1,143 @@
+"""How attempts end. Every ending, whoever asks for it, goes through ``end``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, bindparam, delete, select, update
+
+from leyden.errors import LeaseLost, NotFound
+from leyden.server.clock import microseconds
+from leyden.server.codec import clean_text, redact_text
+from leyden.server.operations import capture
+from leyden.server.operations.fence import attempt_of, is_held
+from leyden.server.operations.transitions import Move, move, rollouts_by_id, rows_by_id
+from leyden.server.records import failure_kind
+from leyden.server.schema import attempts, leases, rollouts
+from leyden.server.transaction import Transaction
+from leyden.types import AttemptState, FailureKind, LeaseRef, Reward, Rollout, RolloutConfig, RolloutState
+
+MAX_RETRY_DELAY = 3600.0  # seconds
+MAX_ERROR = 10_000  # characters kept of an error's text
+
+_STATE_OF_FAILURE = {
+    FailureKind.TIMEOUT: AttemptState.TIMED_OUT,
+    FailureKind.LOST: AttemptState.LOST,
+    FailureKind.CANCELLED: AttemptState.CANCELLED,
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    state: AttemptState
+    failure: FailureKind | None = None
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, failure: FailureKind, error: str | None) -> Ending:
+        text = None if error is None else redact_text(clean_text(error)[:MAX_ERROR])
+        return cls(_STATE_OF_FAILURE.get(failure, AttemptState.FAILED), failure, text)
+
+
+SUCCEEDED = Ending(AttemptState.SUCCEEDED)
+RELEASED = Ending(AttemptState.RELEASED)
+
+_END_ATTEMPT = (
+    update(attempts)
+    .where(attempts.c.rollout_id == bindparam("b_id"), attempts.c.number == bindparam("b_number"))
+    .values(state=bindparam("b_state"), failure=bindparam("b_failure"), error=bindparam("b_error"), ended_at=bindparam("b_ended_at"))
+)
+_DROP_LEASE = delete(leases).where(leases.c.rollout_id == bindparam("b_id"))
+
+
+def complete(tx: Transaction, ref: LeaseRef, rewards: Sequence[Reward]) -> Rollout:
+    if is_held(tx, ref):
+        capture.insert_rewards(tx, ref, rewards)
+        return _end_one(tx, ref, SUCCEEDED)
+    _check_repeated(tx, ref, SUCCEEDED)
+    capture.check_rewards_stored(tx, ref, rewards)
+    return rollouts_by_id(tx, [ref.rollout_id])[0]
+
+
+def fail(tx: Transaction, ref: LeaseRef, failure: FailureKind, error: str | None) -> Rollout:
+    return _end_held(tx, ref, Ending.failed(failure, error))
+
+
+def release(tx: Transaction, ref: LeaseRef) -> Rollout:
+    return _end_held(tx, ref, RELEASED)
+
+
+def cancel(tx: Transaction, rollout_ids: Sequence[str], run_id: str | None) -> int:
+    rows = rows_by_id(tx, rollout_ids)
+    missing = next((rollout_id for rollout_id in rollout_ids if rollout_id not in rows), None)
+    if missing is not None:
+        raise NotFound(f"rollout {missing} does not exist")
+    if run_id is not None:
+        rows.update((row.id, row) for row in tx.conn.execute(select(rollouts).where(rollouts.c.run_id == run_id)))
+    live = [row for row in rows.values() if not RolloutState(row.state).final]
+    end(tx, [(row, Ending.failed(FailureKind.CANCELLED, None)) for row in live if row.state == RolloutState.RUNNING])
+    waiting = [row for row in live if row.state != RolloutState.RUNNING]
+    move(tx, [Move(row, RolloutState.CANCELLED, failure=FailureKind.CANCELLED) for row in waiting])
+    return len(live)
+
+
+def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]]) -> None:
+    """End the running attempt of each rollout row: the attempt is marked, the lease is gone, the rollout moves on."""
+    if not endings:
+        return
+    tx.conn.execute(
+        _END_ATTEMPT,
+        [
+            {
+                "b_id": row.id,
+                "b_number": row.attempt,
+                "b_state": ending.state.value,
+                "b_failure": ending.failure and ending.failure.value,
+                "b_error": ending.error,
+                "b_ended_at": tx.now,
+            }
+            for row, ending in endings
+        ],
+    )
+    tx.conn.execute(_DROP_LEASE, [{"b_id": row.id} for row, _ in endings])
+    move(tx, [_next_move(tx, row, ending) for row, ending in endings])
+
+
+def _next_move(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
+    if ending.state is AttemptState.SUCCEEDED:
+        return Move(row, RolloutState.SUCCEEDED)
+    if ending.state is AttemptState.RELEASED:
+        return Move(row, RolloutState.QUEUED, released=True)
+    if ending.failure is FailureKind.CANCELLED:
+        return Move(row, RolloutState.CANCELLED, failure=ending.failure, error=ending.error)
+    config = RolloutConfig.model_validate_json(row.config)
+    tries = row.attempt - row.released
+    if ending.failure not in config.retry_on or tries >= config.max_attempts:
+        return Move(row, RolloutState.FAILED, failure=ending.failure, error=ending.error)
+    delay = microseconds(tx.jitter() * min(config.retry_delay * 2 ** (tries - 1), MAX_RETRY_DELAY))
+    if ending.failure is FailureKind.LOST or delay == 0:  # a lost one has waited for the whole lease already
+        return Move(row, RolloutState.QUEUED)
+    return Move(row, RolloutState.SCHEDULED, available_at=tx.now + delay)
+
+
+def _end_held(tx: Transaction, ref: LeaseRef, ending: Ending) -> Rollout:
+    if is_held(tx, ref):
+        return _end_one(tx, ref, ending)
+    _check_repeated(tx, ref, ending)
+    return rollouts_by_id(tx, [ref.rollout_id])[0]
+
+
+def _end_one(tx: Transaction, ref: LeaseRef, ending: Ending) -> Rollout:
+    end(tx, [(rows_by_id(tx, [ref.rollout_id])[ref.rollout_id], ending)])
+    return rollouts_by_id(tx, [ref.rollout_id])[0]
+
+
+def _check_repeated(tx: Transaction, ref: LeaseRef, ending: Ending) -> None:
+    """Pass if the holder of ``ref`` has ended its attempt in this very way before. Raises ``LeaseLost`` otherwise."""
+    row = attempt_of(tx, ref)
+    was = Ending(AttemptState(row.state), failure_kind(row.failure), row.error)
+    if was == ending or (was.state is ending.state is AttemptState.CANCELLED):
+        return
+    raise LeaseLost(f"attempt {ref.attempt} of rollout {ref.rollout_id} has already ended: {was.state}")

@@ -1,0 +1,46 @@
+"""Who holds what: the lease row with the very token is the proof, and nothing else is."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from base64 import urlsafe_b64encode
+from typing import Any
+
+from sqlalchemy import Row, bindparam, select
+
+from leyden.errors import LeaseLost, NotFound
+from leyden.server.codec import digest
+from leyden.server.operations.transitions import rows_by_id
+from leyden.server.schema import attempts, leases
+from leyden.server.transaction import Transaction
+from leyden.types import LeaseRef
+
+_LEASE = select(leases.c.token).where(
+    leases.c.rollout_id == bindparam("rollout_id"), leases.c.attempt == bindparam("attempt"), leases.c.token == bindparam("token")
+)
+_ATTEMPT = select(attempts).where(attempts.c.rollout_id == bindparam("rollout_id"), attempts.c.number == bindparam("attempt"))
+
+
+def is_held(tx: Transaction, ref: LeaseRef) -> bool:
+    return tx.conn.execute(_LEASE, ref.model_dump()).first() is not None
+
+
+def attempt_of(tx: Transaction, ref: LeaseRef) -> Row[Any]:
+    """The attempt that ``ref`` was issued for, held or not. Raises ``NotFound``, or ``LeaseLost`` if it never was."""
+    row = tx.conn.execute(_ATTEMPT, {"rollout_id": ref.rollout_id, "attempt": ref.attempt}).first()
+    if row is None and not rows_by_id(tx, [ref.rollout_id]):
+        raise NotFound(f"rollout {ref.rollout_id} does not exist")
+    if row is None or row.token != ref.token:
+        raise LeaseLost(f"attempt {ref.attempt} of rollout {ref.rollout_id} is not yours")
+    return row
+
+
+def attempt_key(tx: Transaction, ref: LeaseRef) -> str:
+    """The attempt's own key: derived, so that a repeated claim gives the same one while only its hash is stored."""
+    message = f"{ref.rollout_id}|{ref.attempt}|{ref.token}".encode()
+    return urlsafe_b64encode(hmac.digest(tx.secret, message, hashlib.sha256)).rstrip(b"=").decode()
+
+
+def key_hash(key: str) -> str:
+    return digest(key.encode(errors="replace"))

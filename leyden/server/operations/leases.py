@@ -1,0 +1,240 @@
+"""Leases: taken by a claim, kept by heartbeats, swept when nobody keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, bindparam, case, insert, literal_column, or_, select, update
+
+from leyden.errors import LeaseLost, NotFound
+from leyden.server import records
+from leyden.server.clock import microseconds
+from leyden.server.operations.attempts import Ending, end
+from leyden.server.operations.fence import attempt_key, key_hash
+from leyden.server.operations.resources import alive_ids, latest_row
+from leyden.server.operations.transitions import Move, move, rows_by_id
+from leyden.server.schema import attempts, leases, resources, rollouts, workers
+from leyden.server.transaction import Transaction
+from leyden.types import AttemptBinding, AttemptState, FailureKind, Lease, LeaseRef, Mode, Resources, RolloutConfig, RolloutState, Verdict
+
+DEFAULT_LEASE = 60.0  # seconds
+SWEEP_LIMIT = 500  # rows of each kind in one sweep, so that a large one never holds the writer for long
+
+
+@dataclass(frozen=True)
+class ClaimRequest:
+    worker_id: str
+    limit: int
+    lease_seconds: float
+    request_id: str | None
+    look_up: bool = True  # whether the request id may have been served before
+
+
+_READY = (
+    select(rollouts)
+    .where(
+        literal_column("state = 'queued'"),  # literal: a bound value would not match the partial index
+        or_(
+            (rollouts.c.resources_id.is_(None)) & (bindparam("unpinned") == 1),
+            rollouts.c.resources_id.in_(alive_ids()),
+        ),
+    )
+    .order_by(rollouts.c.priority, rollouts.c.seq)
+    .limit(bindparam("limit"))
+    .with_for_update(skip_locked=True)
+)
+_GIVEN = (
+    select(attempts.c.rollout_id, attempts.c.number, attempts.c.token, attempts.c.resources_id, leases.c.duration, leases.c.deadline_at)
+    .outerjoin_from(attempts, leases, (leases.c.rollout_id == attempts.c.rollout_id) & (leases.c.token == attempts.c.token))
+    .where(attempts.c.request_id == bindparam("request_id"), attempts.c.worker_id == bindparam("worker_id"))
+)
+
+
+# -- claim -------------------------------------------------------------------------------------------------------------
+
+
+def claim(tx: Transaction, requests: Sequence[ClaimRequest]) -> list[list[Lease]]:
+    """Serve ``requests`` in their order from what is ready, best priority first. One answer each, empty when nothing was left."""
+    answers: list[list[Lease] | None] = [_given_before(tx, request) for request in requests]
+    wanted = sum(request.limit for request, answer in zip(requests, answers, strict=True) if answer is None)
+    latest = latest_row(tx)
+    latest_id = None if latest is None else latest.id
+    unpinned = int(latest is None or records.resources(latest, tx.now).alive)
+    ready = list(tx.conn.execute(_READY, {"limit": wanted, "unpinned": unpinned, "now": tx.now})) if wanted else []
+    taken: list[tuple[ClaimRequest, Row[Any], str | None]] = []
+    shares: list[range | None] = []
+    for request, answer in zip(requests, answers, strict=True):
+        if answer is not None:
+            shares.append(None)
+            continue
+        first = len(taken)
+        for row in ready[first : first + request.limit]:
+            taken.append((request, row, row.resources_id or latest_id))
+        shares.append(range(first, len(taken)))
+    made = _take(tx, taken)
+    return [answer if answer is not None else [made[i] for i in share or ()] for answer, share in zip(answers, shares, strict=True)]
+
+
+def _given_before(tx: Transaction, request: ClaimRequest) -> list[Lease] | None:
+    """What a claim with this request id was given, as far as it is still held; None if it was given nothing."""
+    if request.request_id is None or not request.look_up:
+        return None
+    given = tx.conn.execute(_GIVEN, {"request_id": request.request_id, "worker_id": request.worker_id}).all()
+    if not given:
+        return None
+    held = [row for row in given if row.deadline_at is not None]
+    rows = rows_by_id(tx, [row.rollout_id for row in held])
+    versions = _versions(tx, {row.resources_id for row in held})
+    return [
+        _lease(
+            tx,
+            rows[row.rollout_id],
+            LeaseRef(rollout_id=row.rollout_id, attempt=row.number, token=row.token),
+            versions.get(row.resources_id),
+            row.duration,
+            row.deadline_at,
+        )
+        for row in held
+    ]
+
+
+def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, Row[Any], str | None]]) -> list[Lease]:
+    if not taken:
+        return []
+    move(tx, [Move(row, RolloutState.RUNNING, claimed=True) for _, row, _ in taken])
+    rows = rows_by_id(tx, [row.id for _, row, _ in taken])
+    versions = _versions(tx, {resources_id for _, _, resources_id in taken})
+    made, lease_rows, attempt_rows = [], [], []
+    for request, old, resources_id in taken:
+        row = rows[old.id]
+        ref = LeaseRef(rollout_id=row.id, attempt=row.attempt, token=row.lease_token)
+        duration = microseconds(request.lease_seconds)
+        deadline = tx.now + microseconds(RolloutConfig.model_validate_json(row.config).attempt_timeout)
+        lease = _lease(tx, row, ref, versions.get(resources_id), duration, deadline)
+        made.append(lease)
+        lease_rows.append(
+            {
+                "rollout_id": ref.rollout_id,
+                "attempt": ref.attempt,
+                "token": ref.token,
+                "worker_id": request.worker_id,
+                "duration": duration,
+                "expires_at": tx.now + duration,
+                "deadline_at": deadline,
+            }
+        )
+        attempt_rows.append(
+            {
+                "rollout_id": ref.rollout_id,
+                "number": ref.attempt,
+                "token": ref.token,
+                "state": AttemptState.RUNNING.value,
+                "worker_id": request.worker_id,
+                "resources_id": resources_id,
+                "key_hash": key_hash(lease.key),
+                "request_id": request.request_id,
+                "started_at": tx.now,
+            }
+        )
+    tx.conn.execute(insert(leases), lease_rows)
+    tx.conn.execute(insert(attempts), attempt_rows)
+    return made
+
+
+def _lease(tx: Transaction, row: Row[Any], ref: LeaseRef, pinned: Resources | None, duration: int, deadline: int) -> Lease:
+    return Lease(
+        ref=ref,
+        rollout=records.rollout(row),
+        resources=pinned,
+        key=attempt_key(tx, ref),
+        lease_seconds=duration / 1e6,
+        timeout_seconds=max(0.0, (deadline - tx.now) / 1e6),
+    )
+
+
+def _versions(tx: Transaction, ids: set[str | None]) -> dict[str | None, Resources]:
+    query = select(resources).where(resources.c.id.in_([resources_id for resources_id in ids if resources_id is not None]))
+    return {row.id: records.resources(row, tx.now) for row in tx.conn.execute(query)}
+
+
+def resolve_key(tx: Transaction, key: str) -> AttemptBinding:
+    attempt = tx.conn.execute(select(attempts).where(attempts.c.key_hash == key_hash(key))).first()
+    if attempt is None:
+        raise NotFound("this key was never issued", "use the api_key that the runner gave to the agent")
+    held = tx.conn.execute(select(leases.c.token).where(leases.c.rollout_id == attempt.rollout_id, leases.c.token == attempt.token)).first()
+    if held is None:
+        raise LeaseLost(f"the key of attempt {attempt.number} of rollout {attempt.rollout_id} ended with it")
+    row = rows_by_id(tx, [attempt.rollout_id])[attempt.rollout_id]
+    return AttemptBinding(
+        ref=LeaseRef(rollout_id=attempt.rollout_id, attempt=attempt.number, token=attempt.token),
+        run_id=row.run_id,
+        iteration=row.iteration,
+        mode=Mode(row.mode),
+        resources=_versions(tx, {attempt.resources_id}).get(attempt.resources_id),
+    )
+
+
+# -- heartbeat ---------------------------------------------------------------------------------------------------------
+
+_HELD = select(leases).where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+_EXTEND = update(leases).where(leases.c.rollout_id == bindparam("b_id")).values(expires_at=bindparam("b_expires_at"))
+_CANCELLED = select(attempts.c.rollout_id, attempts.c.token).where(
+    attempts.c.rollout_id.in_(bindparam("ids", expanding=True)), attempts.c.state == AttemptState.CANCELLED.value
+)
+_SEEN = update(workers).where(workers.c.id == bindparam("b_id")).values(last_seen_at=bindparam("b_now"))
+
+
+def heartbeat(tx: Transaction, worker_id: str, refs: Sequence[LeaseRef], lease_seconds: float | None) -> list[Verdict]:
+    tx.conn.execute(_SEEN, {"b_id": worker_id, "b_now": tx.now})
+    if not refs:
+        return []
+    ids = [ref.rollout_id for ref in refs]
+    durations = {(row.rollout_id, row.token): row.duration for row in tx.conn.execute(_HELD, {"ids": ids})}
+    held = {ref: durations[ref.rollout_id, ref.token] for ref in refs if (ref.rollout_id, ref.token) in durations}
+    if held:
+        given = None if lease_seconds is None else microseconds(lease_seconds)
+        tx.conn.execute(_EXTEND, [{"b_id": ref.rollout_id, "b_expires_at": tx.now + (given or own)} for ref, own in held.items()])
+    if len(held) == len(refs):
+        return [Verdict.HELD] * len(refs)
+    cancelled = {(row.rollout_id, row.token) for row in tx.conn.execute(_CANCELLED, {"ids": ids})}
+    return [Verdict.HELD if ref in held else Verdict.CANCEL if (ref.rollout_id, ref.token) in cancelled else Verdict.LOST for ref in refs]
+
+
+# -- sweep -------------------------------------------------------------------------------------------------------------
+
+_OVERDUE = (
+    select(leases)
+    .where(or_(leases.c.expires_at <= bindparam("now"), leases.c.deadline_at <= bindparam("now")))
+    .order_by(leases.c.rollout_id)
+    .limit(SWEEP_LIMIT)
+)
+_DUE = (
+    select(rollouts)
+    .where(literal_column("state = 'scheduled'"), rollouts.c.available_at <= bindparam("now"))
+    .order_by(rollouts.c.available_at)
+    .limit(SWEEP_LIMIT)
+)
+
+
+def sweep(tx: Transaction) -> bool:
+    """End what nobody keeps and what ran past its deadline, queue the retries whose time has come. True if there may be more to do."""
+    overdue = list(tx.conn.execute(_OVERDUE, {"now": tx.now}))
+    rows = rows_by_id(tx, [lease.rollout_id for lease in overdue])
+    end(tx, [(rows[lease.rollout_id], _ending(lease)) for lease in overdue])
+    due = list(tx.conn.execute(_DUE, {"now": tx.now}))
+    move(tx, [Move(row, RolloutState.QUEUED) for row in due])
+    return len(overdue) == SWEEP_LIMIT or len(due) == SWEEP_LIMIT
+
+
+def _ending(lease: Row[Any]) -> Ending:
+    if lease.expires_at < lease.deadline_at:
+        return Ending.failed(FailureKind.LOST, f"worker {lease.worker_id} stopped beating")
+    return Ending.failed(FailureKind.TIMEOUT, "the attempt ran past its attempt_timeout")
+
+
+def forgive(tx: Transaction) -> None:
+    """Give every lease its full time again: while the store itself was away or stalled, no beat could reach it."""
+    fresh = leases.c.duration + tx.now
+    tx.conn.execute(update(leases).values(expires_at=case((leases.c.expires_at < fresh, fresh), else_=leases.c.expires_at)))

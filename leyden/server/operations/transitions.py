@@ -1,0 +1,107 @@
+"""The one place where a rollout changes its state: a table of what is allowed, compare-and-set, and final is final."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, bindparam, select, update
+
+from leyden.errors import Conflict
+from leyden.server import records
+from leyden.server.operations import counters
+from leyden.server.operations.counters import Bucket
+from leyden.server.schema import rollouts
+from leyden.server.transaction import Transaction
+from leyden.types import FailureKind, Rollout, RolloutState
+
+CHUNK = 500  # values in one IN (...); SQLite binds at most 32,766
+
+ALLOWED: dict[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.QUEUED: frozenset({RolloutState.RUNNING, RolloutState.CANCELLED}),
+    RolloutState.SCHEDULED: frozenset({RolloutState.QUEUED, RolloutState.CANCELLED}),
+    RolloutState.RUNNING: frozenset(RolloutState) - {RolloutState.RUNNING},
+    RolloutState.SUCCEEDED: frozenset(),
+    RolloutState.FAILED: frozenset(),
+    RolloutState.CANCELLED: frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class Move:
+    """One rollout to its next state. ``available_at`` is for a scheduled one, ``failure`` and ``error`` for a final one."""
+
+    row: Row[Any]
+    to: RolloutState
+    claimed: bool = False
+    released: bool = False
+    available_at: int | None = None
+    failure: FailureKind | None = None
+    error: str | None = None
+
+
+# The token proves the state, so the state is not compared as well: a partial index on it would then mislead the planner.
+_SET = (
+    update(rollouts)
+    .where(rollouts.c.id == bindparam("b_id"), rollouts.c.lease_token == bindparam("b_token"))
+    .values(
+        state=bindparam("b_state"),
+        lease_token=rollouts.c.lease_token + 1,
+        attempt=rollouts.c.attempt + bindparam("b_claimed"),
+        released=rollouts.c.released + bindparam("b_released"),
+        available_at=bindparam("b_available_at"),
+        failure=bindparam("b_failure"),
+        error=bindparam("b_error"),
+        finished_at=bindparam("b_finished_at"),
+    )
+)
+_BY_ID = select(rollouts).where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
+
+
+def move(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Make all ``moves``, count them, and note whom to wake. Raises ``Conflict`` for a move the table does not allow."""
+    if not moves:
+        return
+    deltas: Counter[tuple[Bucket, RolloutState]] = Counter()
+    values = []
+    for step in moves:
+        row, before = step.row, RolloutState(step.row.state)
+        if step.to not in ALLOWED[before]:
+            raise Conflict(f"rollout {row.id} is {before}: it cannot become {step.to}")
+        deltas[Bucket.of(row), before] -= 1
+        deltas[Bucket.of(row), step.to] += 1
+        values.append(
+            {
+                "b_id": row.id,
+                "b_token": row.lease_token,
+                "b_state": step.to.value,
+                "b_claimed": int(step.claimed),
+                "b_released": int(step.released),
+                "b_available_at": step.available_at,
+                "b_failure": step.failure and step.failure.value,
+                "b_error": step.error,
+                "b_finished_at": tx.now if step.to.final else None,
+            }
+        )
+        if step.to.final:
+            tx.changes.finished.add(row.id)
+        tx.changes.work |= step.to is RolloutState.QUEUED
+    if tx.conn.execute(_SET, values).rowcount != len(values):
+        raise Conflict("a rollout was changed by somebody else meanwhile", "try again")
+    counters.shift(tx, deltas)
+
+
+def rows_by_id(tx: Transaction, ids: Sequence[str]) -> dict[str, Row[Any]]:
+    """The rows that exist among ``ids``."""
+    found: dict[str, Row[Any]] = {}
+    for start in range(0, len(ids), CHUNK):
+        found.update((row.id, row) for row in tx.conn.execute(_BY_ID, {"ids": ids[start : start + CHUNK]}))
+    return found
+
+
+def rollouts_by_id(tx: Transaction, ids: Sequence[str]) -> list[Rollout]:
+    """As they are now, in the order of ``ids``, which must exist."""
+    rows = rows_by_id(tx, ids)
+    return [records.rollout(rows[rollout_id]) for rollout_id in ids]

@@ -1,0 +1,166 @@
+"""From rows to the records that leave the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row
+
+from leyden.server.codec import decode, unpack_floats, unpack_ids
+from leyden.types import (
+    Attempt,
+    AttemptState,
+    Episode,
+    FailureKind,
+    Generation,
+    Mode,
+    Resources,
+    Reward,
+    Rollout,
+    RolloutConfig,
+    RolloutState,
+    Run,
+    RunState,
+    Span,
+    Worker,
+)
+
+
+def failure_kind(value: str | None) -> FailureKind | None:
+    return None if value is None else FailureKind(value)
+
+
+def rollout(row: Row[Any]) -> Rollout:
+    return Rollout(
+        id=row.id,
+        input=decode(row.input),
+        mode=Mode(row.mode),
+        priority=row.priority,
+        state=RolloutState(row.state),
+        run_id=row.run_id,
+        iteration=row.iteration,
+        resources_id=row.resources_id,
+        config=RolloutConfig.model_validate_json(row.config),
+        episode=Episode(
+            environment_class_id=row.environment_class_id,
+            episode_spec_id=row.episode_spec_id,
+            episode_id=row.episode_id,
+            seed=row.seed,
+        ),
+        group=row.group_key,
+        metadata=decode(row.metadata),
+        attempt=row.attempt,
+        failure=failure_kind(row.failure),
+        error=row.error,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )
+
+
+def attempt(row: Row[Any]) -> Attempt:
+    return Attempt(
+        rollout_id=row.rollout_id,
+        number=row.number,
+        state=AttemptState(row.state),
+        failure=failure_kind(row.failure),
+        error=row.error,
+        worker_id=row.worker_id,
+        resources_id=row.resources_id,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+def resources(row: Row[Any], now: int) -> Resources:
+    return Resources.model_validate(
+        {
+            "id": row.id,
+            "version": row.version,
+            "resources": decode(row.body),
+            "alive": row.retired_at is None and (row.alive_until is None or row.alive_until > now),
+            "created_at": row.created_at,
+        }
+    )
+
+
+def span(row: Row[Any]) -> Span:
+    return Span(
+        trace_id=row.trace_id,
+        span_id=row.span_id,
+        parent_id=row.parent_id,
+        rollout_id=row.rollout_id,
+        attempt=row.attempt,
+        name=row.name,
+        kind=row.kind,
+        start_ns=row.start_ns,
+        end_ns=row.end_ns,
+        status=row.status,
+        attributes=decode(row.attributes),
+        events=decode(row.events),
+        late=row.late,
+    )
+
+
+def generation(row: Row[Any]) -> Generation:
+    return Generation(
+        id=row.id,
+        call_id=row.call_id,
+        rollout_id=row.rollout_id,
+        attempt=row.attempt,
+        choice=row.choice,
+        model=row.model,
+        deployment=row.deployment,
+        checkpoint=row.checkpoint,
+        status=row.status,
+        error=row.error,
+        prompt_token_ids=unpack_ids(row.prompt_token_ids),
+        response_token_ids=unpack_ids(row.response_token_ids),
+        logprobs=unpack_floats(row.logprobs),
+        sampling=decode(row.sampling),
+        finish_reason=row.finish_reason,
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        request=decode(row.request),
+        response=None if row.response is None else decode(row.response),
+        started_at=row.started_at,
+        latency=row.latency,
+        late=row.late,
+    )
+
+
+def reward(row: Row[Any]) -> Reward:
+    return Reward(
+        name=row.name,
+        value=row.value,
+        source=row.source,
+        position=row.position,
+        rollout_id=row.rollout_id,
+        attempt=row.attempt,
+        created_at=row.created_at,
+    )
+
+
+def worker(row: Row[Any], running: int) -> Worker:
+    return Worker(
+        id=row.id,
+        name=row.name,
+        pid=row.pid,
+        host=row.host,
+        capacity=row.capacity,
+        running=running,
+        started_at=row.started_at,
+        last_seen_at=row.last_seen_at,
+        stopped_at=row.stopped_at,
+    )
+
+
+def run(row: Row[Any]) -> Run:
+    return Run(
+        id=row.id,
+        state=RunState(row.state),
+        epoch=row.epoch,
+        config=decode(row.config),
+        summary=None if row.summary is None else decode(row.summary),
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )

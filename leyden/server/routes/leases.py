@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from leyden.errors import LeaseLost
+from leyden.server import messages
+from leyden.server.wire import Call, route
+from leyden.types import AttemptBinding, Lease, Rollout, Verdict
+
+router = APIRouter()
+
+
+@route(router, "POST", "/v1/leases/claim")
+async def claim(call: Call) -> list[Lease]:
+    """A client that goes away while it waits leaves no lease behind."""
+    body = await call.read(messages.Claim)
+    claiming = asyncio.create_task(call.store.claim(body.worker_id, body.limit, body.wait, body.lease_seconds, body.request_id))
+    leaving = asyncio.create_task(_disconnect(call.request))
+    try:
+        await asyncio.wait({claiming, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not leaving.done():
+            return await claiming
+        if claiming.done():
+            for lease in claiming.result():
+                with suppress(LeaseLost):  # ended meanwhile: nothing to hand back
+                    await call.store.release(lease.ref)
+        return []
+    finally:
+        claiming.cancel()
+        leaving.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@route(router, "POST", "/v1/leases/heartbeat")
+async def heartbeat(call: Call) -> list[Verdict]:
+    body = await call.read(messages.Heartbeat)
+    return await call.store.heartbeat(body.worker_id, body.leases, body.lease_seconds)
+
+
+@route(router, "POST", "/v1/leases/complete")
+async def complete(call: Call) -> Rollout:
+    body = await call.read(messages.Complete)
+    return await call.store.complete(body.ref, body.rewards)
+
+
+@route(router, "POST", "/v1/leases/fail")
+async def fail(call: Call) -> Rollout:
+    body = await call.read(messages.Fail)
+    return await call.store.fail(body.ref, body.failure, body.error)
+
+
+@route(router, "POST", "/v1/leases/release")
+async def release(call: Call) -> Rollout:
+    return await call.store.release((await call.read(messages.Release)).ref)
+
+
+@route(router, "POST", "/v1/leases/resolve")
+async def resolve_key(call: Call) -> AttemptBinding:
+    return await call.store.resolve_key((await call.read(messages.Resolve)).key)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from leyden.server import messages
+from leyden.server.wire import Call, route
+from leyden.types import Resources
+
+router = APIRouter()
+
+
+@route(router, "POST", "/v1/resources")
+async def add_resources(call: Call) -> Resources:
+    body = await call.read(messages.AddResources)
+    return await call.store.add_resources(body.resources, body.lease_seconds, body.idempotency_key)
+
+
+@route(router, "GET", "/v1/resources")
+async def latest_resources(call: Call) -> Resources:
+    return await call.store.get_resources()
+
+
+@route(router, "GET", "/v1/resources/{resources_id}")
+async def get_resources(call: Call) -> Resources:
+    return await call.store.get_resources(call.path["resources_id"])
+
+
+@route(router, "POST", "/v1/resources/{resources_id}/keep")
+async def keep_resources(call: Call) -> Resources:
+    return await call.store.keep_resources(call.path["resources_id"], (await call.read(messages.Keep)).lease_seconds)
+
+
+@route(router, "POST", "/v1/resources/{resources_id}/retire")
+async def retire_resources(call: Call) -> Resources:
+    return await call.store.retire_resources(call.path["resources_id"])

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from leyden.server import messages
+from leyden.server.wire import Call, route
+from leyden.types import Attempt, Rollout
+
+router = APIRouter()
+
+
+@route(router, "POST", "/v1/rollouts")
+async def enqueue(call: Call) -> list[Rollout]:
+    return await call.store.enqueue((await call.read(messages.Enqueue)).rollouts)
+
+
+@route(router, "POST", "/v1/rollouts/query")
+async def list_rollouts(call: Call) -> list[Rollout]:
+    query = await call.read(messages.RolloutQuery)
+    return await call.store.list_rollouts(query.run_id, query.iteration, query.mode, query.state, query.ids, query.after, query.limit)
+
+
+@route(router, "POST", "/v1/rollouts/wait")
+async def wait_rollouts(call: Call) -> list[Rollout]:
+    body = await call.read(messages.Wait)
+    return await call.store.wait_rollouts(body.ids, body.wait, body.done)
+
+
+@route(router, "POST", "/v1/rollouts/cancel")
+async def cancel(call: Call) -> int:
+    body = await call.read(messages.Cancel)
+    return await call.store.cancel(body.rollout_ids, body.run_id)
+
+
+@route(router, "GET", "/v1/rollouts/{rollout_id}")
+async def get_rollout(call: Call) -> Rollout:
+    return await call.store.get_rollout(call.path["rollout_id"])
+
+
+@route(router, "GET", "/v1/rollouts/{rollout_id}/attempts")
+async def list_attempts(call: Call) -> list[Attempt]:
+    return await call.store.list_attempts(call.path["rollout_id"])

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from leyden.server import messages
+from leyden.server.wire import Call, route
+from leyden.types import Counts, Mode, Record, Run
+
+router = APIRouter()
+
+
+class _Page(Record):
+    limit: int = 100
+
+
+class _Slice(Record):
+    iteration: int | None = None
+    mode: Mode | None = None
+
+
+@route(router, "GET", "/v1/runs")
+async def list_runs(call: Call) -> list[Run]:
+    return await call.store.list_runs(call.query(_Page).limit)
+
+
+@route(router, "GET", "/v1/runs/{run_id}")
+async def get_run(call: Call) -> Run:
+    return await call.store.get_run(call.path["run_id"])
+
+
+@route(router, "GET", "/v1/runs/{run_id}/counts")
+async def count(call: Call) -> Counts:
+    part = call.query(_Slice)
+    return await call.store.count(call.path["run_id"], part.iteration, part.mode)
+
+
+@route(router, "POST", "/v1/runs/{run_id}/start")
+async def start_run(call: Call) -> Run:
+    body = await call.read(messages.StartRun)
+    return await call.store.start_run(call.path["run_id"], body.config, body.lease_seconds, body.take_over, body.request_id)
+
+
+@route(router, "POST", "/v1/runs/{run_id}/keep")
+async def keep_run(call: Call) -> Run:
+    body = await call.read(messages.KeepRun)
+    return await call.store.keep_run(call.path["run_id"], body.epoch, body.lease_seconds)
+
+
+@route(router, "POST", "/v1/runs/{run_id}/finish")
+async def finish_run(call: Call) -> Run:
+    body = await call.read(messages.FinishRun)
+    return await call.store.finish_run(call.path["run_id"], body.epoch, body.state, body.summary)

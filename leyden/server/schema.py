@@ -1,0 +1,228 @@
+"""The tables, for every dialect. Instants are integer microseconds, JSON is bytes (``codec.encode``) so that it reads back exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    literal_column,
+)
+from sqlalchemy.engine import Dialect
+
+from leyden.server.codec import clean_text
+
+SCHEMA_VERSION = 1
+
+
+class SafeText(TypeDecorator[str]):
+    """Text cleaned on its way in, so that no odd character can fail a statement."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else clean_text(value)
+
+
+BigKey = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only in an INTEGER key
+
+metadata = MetaData()
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("seq", BigKey, primary_key=True),  # order of creation
+    Column("id", SafeText, nullable=False, unique=True),
+    Column("state", SafeText, nullable=False),
+    Column("mode", SafeText, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("run_id", SafeText),
+    Column("iteration", BigInteger),
+    Column("resources_id", SafeText),  # as asked; the attempt has the version it was claimed with
+    Column("input", LargeBinary, nullable=False),
+    Column("config", LargeBinary, nullable=False),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("group_key", SafeText),
+    Column("environment_class_id", SafeText),
+    Column("episode_spec_id", SafeText),
+    Column("episode_id", SafeText),
+    Column("seed", BigInteger),
+    Column("attempt", Integer, nullable=False),
+    Column("released", Integer, nullable=False),  # attempts that were handed back unharmed
+    Column("lease_token", BigInteger, nullable=False),  # +1 with every transition: the fence, and the compare-and-set
+    Column("available_at", BigInteger),  # of a scheduled one
+    Column("failure", SafeText),
+    Column("error", SafeText),
+    Column("created_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Column("idempotency_key", SafeText, unique=True),  # for ever: a late retry of a client must not queue it again
+    Column("request_hash", Text),
+)
+# Only what can be claimed is in the claim's index: scheduled rows left in it make a claim 86 times slower (measured).
+Index("rollouts_ready", rollouts.c.priority, rollouts.c.seq, rollouts.c.resources_id, sqlite_where=literal_column("state = 'queued'"))
+Index("rollouts_due", rollouts.c.available_at, sqlite_where=literal_column("state = 'scheduled'"))
+Index("rollouts_run", rollouts.c.run_id, rollouts.c.seq)
+
+leases = Table(  # hot and narrow: one row a running attempt, deleted at its end; no index, so that a beat touches nothing else
+    "leases",
+    metadata,
+    Column("rollout_id", SafeText, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("worker_id", SafeText, nullable=False),
+    Column("duration", BigInteger, nullable=False),  # microseconds a beat extends it by
+    Column("expires_at", BigInteger, nullable=False),
+    Column("deadline_at", BigInteger, nullable=False),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("rollout_id", SafeText, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("token", BigInteger, nullable=False),
+    Column("state", SafeText, nullable=False),
+    Column("failure", SafeText),
+    Column("error", SafeText),
+    Column("worker_id", SafeText, nullable=False),
+    Column("resources_id", SafeText),
+    Column("key_hash", Text, nullable=False, unique=True),
+    Column("request_id", SafeText, index=True),  # of the claim
+    Column("started_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("run_id", SafeText, primary_key=True),  # "" for none
+    Column("iteration", BigInteger, primary_key=True),  # -1 for none
+    Column("mode", SafeText, primary_key=True),
+    Column("state", SafeText, primary_key=True),
+    Column("n", BigInteger, nullable=False),
+)
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("seq", BigKey, primary_key=True),
+    Column("rollout_id", SafeText, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("trace_id", Text, nullable=False),
+    Column("span_id", Text, nullable=False),
+    Column("parent_id", Text),
+    Column("name", SafeText, nullable=False),
+    Column("kind", SafeText, nullable=False),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("end_ns", BigInteger, nullable=False),
+    Column("status", SafeText, nullable=False),
+    Column("attributes", LargeBinary, nullable=False),
+    Column("events", LargeBinary, nullable=False),
+    Column("late", Boolean, nullable=False),
+    Column("received_at", BigInteger, nullable=False),
+    UniqueConstraint("trace_id", "span_id"),
+    Index("spans_attempt", "rollout_id", "attempt", "start_ns"),
+)
+
+generations = Table(
+    "generations",
+    metadata,
+    Column("seq", BigKey, primary_key=True),
+    Column("id", SafeText, nullable=False, unique=True),
+    Column("call_id", SafeText, nullable=False),
+    Column("rollout_id", SafeText, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("model", SafeText, nullable=False),
+    Column("deployment", SafeText),
+    Column("checkpoint", SafeText),
+    Column("status", SafeText, nullable=False),
+    Column("error", SafeText),
+    Column("prompt_token_ids", LargeBinary),  # int32
+    Column("response_token_ids", LargeBinary),  # int32
+    Column("logprobs", LargeBinary),  # float32
+    Column("sampling", LargeBinary, nullable=False),
+    Column("finish_reason", SafeText),
+    Column("prompt_tokens", BigInteger),
+    Column("completion_tokens", BigInteger),
+    Column("request", LargeBinary, nullable=False),
+    Column("response", LargeBinary),
+    Column("started_at", BigInteger, nullable=False),
+    Column("latency", Double, nullable=False),
+    Column("late", Boolean, nullable=False),
+    Index("generations_attempt", "rollout_id", "attempt", "started_at"),
+)
+
+rewards = Table(
+    "rewards",
+    metadata,
+    Column("seq", BigKey, primary_key=True),
+    Column("rollout_id", SafeText, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("name", SafeText, nullable=False),
+    Column("source", SafeText, nullable=False),
+    Column("position", SafeText, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    UniqueConstraint("rollout_id", "attempt", "name", "source", "position"),
+)
+
+resources = Table(
+    "resources",
+    metadata,
+    Column("version", BigKey, primary_key=True),
+    Column("id", SafeText, nullable=False, unique=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("alive_until", BigInteger),  # None: it has no lease and lives until retired
+    Column("retired_at", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("idempotency_key", SafeText, unique=True),
+    Column("request_hash", Text, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", SafeText, primary_key=True),
+    Column("name", SafeText, nullable=False),
+    Column("pid", BigInteger),
+    Column("host", SafeText),
+    Column("capacity", Integer, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("last_seen_at", BigInteger, nullable=False),
+    Column("stopped_at", BigInteger),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("seq", BigKey, primary_key=True),
+    Column("id", SafeText, nullable=False, unique=True),
+    Column("state", SafeText, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("config", LargeBinary, nullable=False),
+    Column("summary", LargeBinary),
+    Column("request_id", SafeText),  # of the start that made this epoch: its retry is not a second driver
+    Column("alive_until", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+)

@@ -1,0 +1,131 @@
+"""One SQLite file: who may open it, how its connections behave.
+
+There is exactly one connection that writes, and it is also the only one that checkpoints: versions of SQLite before 3.51.3 can lose
+committed pages when two connections write or checkpoint at the wrong moment (sqlite.org/wal.html, "The WAL-reset bug").
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, insert, select
+from sqlalchemy.pool import StaticPool
+
+from leyden.errors import LeydenError, Unavailable, UsageError
+from leyden.server import schema
+
+BUSY_TIMEOUT_MS = 10_000
+WAL_LIMIT_BYTES = 64 << 20  # the log is cut back to this after a checkpoint
+
+
+class SQLiteFile:
+    """An open database file, held by this process alone until ``close``.
+
+    Raises ``UsageError`` if another process holds it, a newer Leyden wrote it, it is not ours, or it cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = _take_lock(path)
+        self._readers: list[sqlite3.Connection] = []
+        self._readers_lock = threading.Lock()
+        try:
+            self.writer = self._open_writer()
+            self.secret = self._prepare()
+        except sqlite3.DatabaseError as error:
+            os.close(self._lock)
+            raise UsageError(f"{path} is not a database Leyden can open: {error}", "choose another file with --database") from error
+        except LeydenError:
+            os.close(self._lock)
+            raise
+
+    def _open_writer(self) -> Engine:
+        conn = _connect(self.path.absolute().as_uri())
+        for pragma in (
+            f"busy_timeout = {BUSY_TIMEOUT_MS}",
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "foreign_keys = ON",
+            "cache_size = -32768",
+            "wal_autocheckpoint = 1000",
+            f"journal_size_limit = {WAL_LIMIT_BYTES}",
+        ):
+            conn.execute(f"PRAGMA {pragma}").close()
+        # One connection for good; its owner is the writer thread, after this thread has prepared the schema.
+        return _engine(conn, begin="BEGIN IMMEDIATE")
+
+    def _prepare(self) -> bytes:
+        """Create or check the schema; returns the secret of this database."""
+        with self.writer.connect() as conn, conn.begin():
+            version = conn.exec_driver_sql("PRAGMA user_version").scalar_one()
+            if version > schema.SCHEMA_VERSION:
+                raise UsageError(
+                    f"{self.path} was written by a newer Leyden (schema {version}; this one knows {schema.SCHEMA_VERSION})",
+                    "pip install -U leyden",
+                )
+            if version == 0:
+                if conn.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one():
+                    raise UsageError(f"{self.path} is a database, but not one of Leyden's", "choose another file with --database")
+                schema.metadata.create_all(conn)
+                conn.execute(insert(schema.meta).values(key="secret", value=secrets.token_bytes(32)))
+                conn.exec_driver_sql(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
+            return conn.execute(select(schema.meta.c.value).where(schema.meta.c.key == "secret")).scalar_one()
+
+    def open_reader(self) -> Engine:
+        """A read-only connection for one thread. It can neither write nor checkpoint."""
+        conn = _connect(self.path.absolute().as_uri() + "?mode=ro")
+        for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MS}", "wal_autocheckpoint = 0", "query_only = ON", "cache_size = -2048"):
+            conn.execute(f"PRAGMA {pragma}").close()
+        with self._readers_lock:
+            self._readers.append(conn)
+        return _engine(conn, begin="BEGIN")
+
+    def close(self) -> None:
+        """Call when no thread uses the file any more. The last connection to close folds the log into the file."""
+        for reader in self._readers:
+            reader.close()
+        self.writer.dispose()
+        os.close(self._lock)
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    # isolation_level=None: the driver begins nothing by itself; every BEGIN is one we send.
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=256)
+
+
+def _engine(conn: sqlite3.Connection, begin: str) -> Engine:
+    engine = create_engine("sqlite://", creator=lambda: conn, poolclass=StaticPool)
+
+    def send_begin(connection: Any) -> None:
+        connection.exec_driver_sql(begin)
+
+    event.listen(engine, "begin", send_begin)
+    return engine
+
+
+def _take_lock(path: Path) -> int:
+    """The side file's lock: two processes on one file would each wake only their own waiters, and both would checkpoint."""
+    try:
+        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot open {path}: {error.strerror}", "choose a writable place with --database") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise UsageError(
+            f"{path} is already open in process {holder}", "use that store by its URL, or choose another --database"
+        ) from error
+    except OSError as error:
+        os.close(fd)
+        raise Unavailable(f"cannot lock {path}: {error.strerror}", "keep the database on a local disk") from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd

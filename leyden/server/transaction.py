@@ -1,0 +1,32 @@
+"""What an operation is given, and what it leaves to say once it is committed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+
+@dataclass
+class Changes:
+    """Whom to wake after the commit."""
+
+    work: bool = False  # something may now be claimed
+    finished: set[str] = field(default_factory=set)  # rollouts that became final
+
+    def add(self, other: Changes) -> None:
+        self.work |= other.work
+        self.finished |= other.finished
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """One operation's view of the database: ``op(tx, *args) -> result``. Results are plain values, never rows or cursors."""
+
+    conn: Connection
+    now: int  # the store's clock, microseconds
+    secret: bytes  # attempt keys are derived from it
+    jitter: Callable[[], float] = random.random  # uniform in [0, 1)
+    changes: Changes = field(default_factory=Changes)

@@ -1,0 +1,211 @@
+"""Who waits in this process, and how they are woken: by commits, never by polling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from leyden.server.operations.leases import ClaimRequest
+from leyden.types import Lease
+
+ROUND_LIMIT = 512  # rollouts asked for in one batched claim
+
+
+@dataclass(eq=False)
+class _Waiter:
+    request: ClaimRequest
+    answer: asyncio.Future[list[Lease]]
+    asked: bool = False  # part of the claim that runs now
+    last_round: bool = False  # its time is up: the next answer is final, empty or not
+    gone: bool = False  # cancelled while it was part of a running claim
+    replaced: bool = False  # the same request came again: that one gets the leases
+
+
+class ClaimDesk:
+    """Serves claims first in, first out. One batched claim at a time asks for all who wait; ``wake`` says that there may be work."""
+
+    def __init__(
+        self,
+        claim: Callable[[Sequence[ClaimRequest]], Coroutine[Any, Any, list[list[Lease]]]],
+        hand_back: Callable[[Sequence[Lease]], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._claim = claim
+        self._hand_back = hand_back
+        self._waiters: list[_Waiter] = []
+        self._by_request: dict[str, _Waiter] = {}
+        self._dirty = False
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving = False
+
+    async def claim(self, request: ClaimRequest, wait: float) -> list[Lease]:
+        """Leases, or none after ``wait`` seconds. If the caller is cancelled, what it was given is handed back."""
+        waiter = _Waiter(request, asyncio.get_running_loop().create_future(), last_round=wait <= 0 or self._closed)
+        if request.request_id is not None:
+            former = self._by_request.get(request.request_id)
+            if former is not None:
+                self._replace(former)
+            self._by_request[request.request_id] = waiter
+        self._waiters.append(waiter)
+        self.wake()
+        try:
+            if not waiter.last_round:
+                await asyncio.wait({waiter.answer}, timeout=wait)
+                waiter.last_round = True
+                if not waiter.answer.done() and not waiter.asked:
+                    self._settle(waiter, [])
+            await asyncio.wait({waiter.answer})
+            return waiter.answer.result()
+        except asyncio.CancelledError:
+            self._leave(waiter)
+            raise
+        finally:
+            if request.request_id is not None and self._by_request.get(request.request_id) is waiter:
+                del self._by_request[request.request_id]
+
+    def wake(self) -> None:
+        self._dirty = True
+        if not self._serving and self._waiters:
+            self._serving = True
+            self._start(self._serve())
+
+    async def close(self) -> None:
+        """Answer all who wait, and finish handing back."""
+        self._closed = True
+        for waiter in list(self._waiters):
+            waiter.last_round = True
+            if not waiter.asked:
+                self._settle(waiter, [])
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _serve(self) -> None:
+        try:
+            while self._dirty and self._waiters:
+                self._dirty = False
+                await self._serve_round(self._next_round())
+        finally:
+            self._serving = False
+
+    def _next_round(self) -> list[_Waiter]:
+        chosen: list[_Waiter] = []
+        wanted = 0
+        for waiter in self._waiters:
+            if chosen and wanted + waiter.request.limit > ROUND_LIMIT:
+                break
+            chosen.append(waiter)
+            wanted += waiter.request.limit
+        return chosen
+
+    async def _serve_round(self, chosen: list[_Waiter]) -> None:
+        behind = self._waiters[len(chosen) :]
+        for waiter in chosen:
+            waiter.asked = True
+        try:
+            answers = await self._claim([waiter.request for waiter in chosen])
+        except Exception as error:  # the store is behind, closed, or could not write: each of them is told
+            for waiter in chosen:
+                waiter.asked = False
+                self._drop(waiter)
+                if not waiter.gone and not waiter.answer.done():
+                    waiter.answer.set_exception(error)
+            return
+        for waiter, leases in zip(chosen, answers, strict=True):
+            waiter.asked = False
+            waiter.request = replace(waiter.request, look_up=False)
+            if waiter.replaced:
+                self._settle(waiter, [])
+            elif waiter.gone and leases:
+                self._start(self._hand_back(leases))
+            elif leases or waiter.last_round:
+                self._settle(waiter, leases)
+        if answers[-1]:
+            self._dirty |= bool(behind)
+        else:  # nothing was left for those behind either
+            for waiter in behind:
+                if waiter.last_round and not waiter.asked:
+                    self._settle(waiter, [])
+
+    def _settle(self, waiter: _Waiter, leases: list[Lease]) -> None:
+        self._drop(waiter)
+        if not waiter.answer.done():
+            waiter.answer.set_result(leases)
+
+    def _drop(self, waiter: _Waiter) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+    def _replace(self, former: _Waiter) -> None:
+        former.replaced = True
+        if not former.asked:
+            self._settle(former, [])
+
+    def _leave(self, waiter: _Waiter) -> None:
+        waiter.gone = True
+        self._drop(waiter)
+        if waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None and not waiter.replaced:
+            leases = waiter.answer.result()
+            if leases:
+                self._start(self._hand_back(leases))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class FinalWatch:
+    """Tells waiters which rollouts have become final."""
+
+    def __init__(self) -> None:
+        self._watchers: defaultdict[str, set[Watcher]] = defaultdict(set)
+        self._closed = False
+
+    def announce(self, finished: Iterable[str]) -> None:
+        for rollout_id in finished:
+            for watcher in self._watchers.get(rollout_id, ()):
+                watcher.final.add(rollout_id)
+                watcher.news.set()
+
+    def watch(self, ids: Sequence[str]) -> Watcher:
+        watcher = Watcher(frozenset(ids), closed=self._closed)
+        for rollout_id in watcher.ids:
+            self._watchers[rollout_id].add(watcher)
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        for rollout_id in watcher.ids:
+            watchers = self._watchers[rollout_id]
+            watchers.discard(watcher)
+            if not watchers:
+                del self._watchers[rollout_id]
+
+    def close(self) -> None:
+        self._closed = True
+        for watcher in {watcher for watchers in self._watchers.values() for watcher in watchers}:
+            watcher.closed = True
+            watcher.news.set()
+
+
+@dataclass(eq=False)
+class Watcher:
+    """Register it (``FinalWatch.watch``) before reading the present state, so that nothing falls in between."""
+
+    ids: frozenset[str]
+    final: set[str] = field(default_factory=set)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: bool = False
+
+    async def until(self, done: int, wait: float) -> None:
+        """Returns when ``done`` of them are final, after ``wait`` seconds, or when the store closes."""
+        deadline = asyncio.get_running_loop().time() + wait
+        while len(self.final) < done and not self.closed:
+            self.news.clear()
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self.news.wait(), left)
+            except TimeoutError:
+                return

@@ -1,0 +1,142 @@
+"""HTTP around the store's calls: bounded bodies in, JSON out, errors in one shape, no answers for strange hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+import orjson
+from fastapi import APIRouter
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from leyden.errors import Busy, InvalidRequest, LeydenError, TooLarge
+from leyden.server.codec import without_surrogates
+from leyden.server.sqlstore import SQLStore
+
+MAX_BODY = 64 << 20  # bytes
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Call:
+    """One request to the store, as a route sees it."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.store = cast(SQLStore, request.app.state.store)
+        self.path: dict[str, str] = request.path_params
+
+    async def read(self, model: type[M]) -> M:
+        """The body. Raises ``TooLarge``, or ``InvalidRequest`` that names the field."""
+        body = await self._body()
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+                raise _invalid(error) from None
+        # Lone surrogates are valid JSON to most senders, but not to this parser: read them the slow way.
+        try:
+            return model.model_validate(without_surrogates(json.loads(body)))
+        except ValidationError as error:
+            raise _invalid(error) from None
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the body is not JSON: {error}") from None
+
+    def query(self, model: type[M]) -> M:
+        try:
+            return model.model_validate(dict(self.request.query_params))
+        except ValidationError as error:
+            raise _invalid(error) from None
+
+    async def _body(self) -> bytes:
+        announced = self.request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > MAX_BODY:
+            raise _too_large()
+        chunks, size = [], 0
+        async for chunk in self.request.stream():
+            size += len(chunk)
+            if size > MAX_BODY:
+                raise _too_large()
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"the body is larger than {MAX_BODY >> 20} MiB", "send fewer records in one request")
+
+
+def _invalid(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "body"
+    return InvalidRequest(f"{where}: {first['msg']}")
+
+
+def route(router: APIRouter, method: str, path: str) -> Callable[[Callable[[Call], Awaitable[Any]]], Callable[[Call], Awaitable[Any]]]:
+    """Registers ``handler(call) -> record or records``. A plain Starlette route: no dependency solving on the hot path."""
+
+    def register(handler: Callable[[Call], Awaitable[Any]]) -> Callable[[Call], Awaitable[Any]]:
+        async def endpoint(request: Request) -> Response:
+            return json_response(await handler(Call(request)))
+
+        router.add_route(path, endpoint, methods=[method], name=handler.__name__)
+        return handler
+
+    return register
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(to_json(value, inf_nan_mode="constants"), status, media_type="application/json")
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LeydenError)
+    headers = {"retry-after": f"{error.retry_after:g}"} if isinstance(error, Busy) else None
+    return Response(orjson.dumps(error.as_dict()), error.status, headers, "application/json")
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else "http"
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return json_response({"error": {"code": code, "message": message, "hint": None}}, error.status_code)
+
+
+async def answer_bug(request: Request, error: Exception) -> Response:
+    """The traceback goes to the server's log, never over the wire."""
+    return json_response({"error": {"code": "internal", "message": "the store failed on this request", "hint": "see the store's log"}}, 500)
+
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+
+class HostCheck:
+    """Refuses requests that name another host: web pages whose name resolves to 127.0.0.1 (DNS rebinding), or that post from elsewhere."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for name, value in scope["headers"]:
+                if name in (b"host", b"origin") and _host_name(value) not in self._hosts:
+                    body = {"error": {"code": "forbidden", "message": "this host name is not served here", "hint": "use http://127.0.0.1"}}
+                    await json_response(body, 403)(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+def _host_name(value: bytes) -> str:
+    host = value.decode("latin-1").rpartition("://")[2].lower()
+    name, separator, port = host.rpartition(":")
+    return name if separator and port.isdigit() else host

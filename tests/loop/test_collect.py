@@ -1,0 +1,116 @@
+import asyncio
+import io
+
+import pytest
+from rich.console import Console
+
+from leyden.algorithm.sft import collect
+from leyden.algorithm.sft.collect import Patience, TooManyFailed, run_rollouts
+from leyden.algorithm.sft.report import Board, StepView
+from leyden.errors import Unavailable
+from leyden.server.sqlstore import SQLStore
+from leyden.types import FailureKind, NewRollout, Reward, RolloutConfig, RolloutState
+
+PATIENT = Patience(max_failed_share=0.5, without_runner=60, without_progress=60)
+
+
+async def work(store, behave):
+    """A runner: ``behave(input)`` is the reward, None for none, or the failure."""
+    await store.register_worker("w1", "w", 4)
+    while True:
+        for lease in await store.claim("w1", limit=4, wait=5):
+            outcome = behave(lease.rollout.input)
+            if outcome is FailureKind.TIMEOUT:
+                await store.add_rewards(lease.ref, [Reward(value=1.0)])  # and then it hung
+            if isinstance(outcome, FailureKind):
+                await store.fail(lease.ref, outcome, "it broke\nin two lines")
+            else:
+                await store.complete(lease.ref, [] if outcome is None else [Reward(value=outcome)])
+
+
+def run(new, behave, patience=PATIENT, console=None):
+    board = Board(Console(file=console or io.StringIO()))
+    view = StepView("test", None)
+
+    async def scenario():
+        async with await SQLStore.open(None) as store:
+            worker = asyncio.create_task(work(store, behave)) if behave else None
+            try:
+                return await run_rollouts(store, new, patience, board, view)
+            finally:
+                if worker:
+                    worker.cancel()
+
+    return asyncio.run(scenario()), view
+
+
+def rollouts(n, **config):
+    return [NewRollout(input=i, config=RolloutConfig(max_attempts=1, **config)) for i in range(n)]
+
+
+def test_ends_come_back_in_the_order_they_were_queued():
+    ended, view = run(rollouts(40), lambda i: float(i % 2))
+    assert [end.rollout.input for end in ended] == list(range(40))
+    assert [end.reward for end in ended] == [float(i % 2) for i in range(40)]
+    assert (view.done, view.total) == (40, 40)
+    assert "reward 0.50" in view.note
+
+
+def test_a_failed_rollout_and_an_unscored_one_have_no_reward():
+    behaviours = {0: 0.0, 1: None, 2: FailureKind.INFRASTRUCTURE, 3: 1.0}
+    ended, view = run(rollouts(4), behaviours.get)
+    assert [end.reward for end in ended] == [0.0, None, None, 1.0]
+    assert [end.failed for end in ended] == [False, False, True, False]
+    assert ended[2].rollout.state == RolloutState.FAILED
+    assert "1 failed" in view.note
+
+
+def test_what_was_earned_before_a_failure_does_not_count():
+    ended, _ = run(rollouts(3), {0: FailureKind.TIMEOUT, 1: 1.0, 2: 0.0}.get)
+    assert [end.reward for end in ended] == [None, 1.0, 0.0]
+
+
+def test_too_many_failures_stop_the_step_and_name_the_first_error():
+    with pytest.raises(TooManyFailed, match=r"the first: agent: it broke$"):
+        run(rollouts(20), lambda i: FailureKind.AGENT)
+
+
+def test_a_repeated_call_with_the_same_keys_runs_nothing_twice():
+    new = [NewRollout(input=i, idempotency_key=f"run/1/collect/{i}/0") for i in range(6)]
+    seen = []
+
+    async def scenario():
+        board = Board(Console(file=io.StringIO()))
+        async with await SQLStore.open(None) as store:
+            worker = asyncio.create_task(work(store, lambda i: seen.append(i) or 1.0))
+            first = await run_rollouts(store, new, PATIENT, board, StepView("one", None))
+            second = await run_rollouts(store, new, PATIENT, board, StepView("two", None))
+            worker.cancel()
+            return first, second
+
+    first, second = asyncio.run(scenario())
+    assert sorted(seen) == list(range(6))
+    assert [end.rollout.id for end in first] == [end.rollout.id for end in second]
+    assert [end.reward for end in second] == [1.0] * 6
+
+
+def test_without_a_runner_a_person_is_told_what_to_start_and_then_it_ends(monkeypatch):
+    monkeypatch.setattr(collect, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(collect, "NO_RUNNER_AFTER", 0.0)
+    console = io.StringIO()
+    with pytest.raises(Unavailable, match="no runner was connected"):
+        run(rollouts(2), None, Patience(0.5, without_runner=0.2, without_progress=60), console)
+    assert console.getvalue().count("start python examples/math/runners.py") == 1
+
+
+def test_runners_that_end_nothing_are_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(collect, "LOOK_EVERY", 0.02)
+
+    async def scenario():
+        async with await SQLStore.open(None) as store:
+            await store.register_worker("w1", "w", 4)
+            patience = Patience(0.5, without_runner=60, without_progress=0.1)
+            await run_rollouts(store, rollouts(2), patience, Board(Console(file=io.StringIO())), StepView("test", None))
+
+    with pytest.raises(Unavailable, match=r"no rollout ended .* although 1 runners live"):
+        asyncio.run(scenario())

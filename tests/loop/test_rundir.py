@@ -1,0 +1,99 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from leyden.algorithm.sft.report import Board, StepView, clock
+from leyden.algorithm.sft.rundir import RunDir, new_run_id
+from leyden.algorithm.sft.steps import Steps, fingerprint
+from leyden.algorithm.sft.tasks import check_disjoint, number_tasks
+from leyden.errors import UsageError
+
+
+def quiet_board():
+    return Board(Console(file=io.StringIO(), width=200))
+
+
+def test_latest_points_at_the_newest_run(tmp_path):
+    first, second = (RunDir.create(tmp_path / "runs", new_run_id(), {"x": 1}) for _ in range(2))
+    latest = tmp_path / "runs" / "latest"
+    assert latest.resolve() == second.path.resolve() != first.path.resolve()
+    assert not latest.readlink().is_absolute()
+    assert json.loads((latest / "config.json").read_text()) == {"x": 1}
+    assert "python" in json.loads((latest / "environment.json").read_text())
+
+
+def test_a_run_is_never_written_into_another(tmp_path):
+    RunDir.create(tmp_path, "one", {})
+    with pytest.raises(UsageError, match="already exists"):
+        RunDir.create(tmp_path, "one", {})
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(UsageError, match=r"cannot write|already exists"):
+        RunDir.create(tmp_path / "runs", "one", {})
+
+
+def test_a_finished_step_leaves_a_manifest_and_its_time(tmp_path):
+    run = RunDir.create(tmp_path, "one", {})
+    steps = Steps(run, quiet_board(), epoch=3)
+    with steps.open(1, "serve-version_0", "serve", {"tasks": 4}) as step:
+        step.outputs = {"passed": 2}
+    manifest = json.loads((run.path / "iteration_1" / "serve-version_0.json").read_text())
+    assert (manifest["run"], manifest["epoch"], manifest["inputs"], manifest["outputs"]) == ("one", 3, {"tasks": 4}, {"passed": 2})
+    assert manifest["fingerprint"] == fingerprint({"tasks": 4})
+    assert manifest["seconds"] >= 0
+    assert set(steps.seconds) == {"serve"}
+
+
+def test_a_step_that_fails_leaves_no_manifest(tmp_path):
+    run = RunDir.create(tmp_path, "one", {})
+    with pytest.raises(ZeroDivisionError), Steps(run, quiet_board(), 1).open(1, "train", "train", {}):
+        1 / 0  # noqa: B018
+    assert not (run.path / "iteration_1").exists()
+
+
+def test_fingerprints_do_not_depend_on_the_order_of_keys():
+    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1}) != fingerprint({"a": 1, "b": [3]})
+
+
+def test_without_a_terminal_a_step_is_a_line_at_its_start_and_its_end():
+    out = io.StringIO()
+    with Board(Console(file=out, width=200)).step("collect", total=4) as view:
+        view.update(done=4, note="3 of 4 passed")
+    assert out.getvalue().splitlines() == ["… collect", "✓ collect: 3 of 4 passed, 0 s"]
+
+
+def test_on_a_terminal_the_board_is_drawn_and_ends_in_the_same_line():
+    out = io.StringIO()
+    board = Board(Console(file=out, width=200, force_terminal=True, color_system=None))
+    with board.step("collect", total=4) as view:
+        view.update(done=2, note="reward 0.50")
+    assert "reward 0.50" in out.getvalue()
+    assert "✓ collect: reward 0.50" in out.getvalue()
+
+
+def test_progress_tells_how_much_is_left():
+    view = StepView("collect", 100)
+    assert view.left is None
+    view.update(done=50, note="reward 0.40")
+    assert "50/100, reward 0.40" in view.line()
+    assert "left" in view.line()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (61, "1 min 01 s"), (3720, "1 h 02 min")])
+def test_durations_read_well(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_task_ids_are_the_contents_digest_and_never_twice_the_same():
+    tasks = number_tasks([{"input": "a"}, {"input": "b"}, {"input": "a"}])
+    assert len({task.id for task in tasks}) == 3
+    assert tasks[0].id == number_tasks([{"input": "a"}])[0].id
+
+
+def test_a_task_in_both_sets_is_refused():
+    with pytest.raises(UsageError, match="1 tasks are both"):
+        check_disjoint(number_tasks([1, 2]), number_tasks([2, 3]))

@@ -1,0 +1,182 @@
+"""The loop for real, on a tiny random model: store, proxy, runners, engine, training and verifying children, all of them processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from leyden.algorithm.dataset import read_rows, supervised_tokens
+from leyden.algorithm.rows import RowsConfig
+from leyden.algorithm.selection import SelectionConfig
+from leyden.algorithm.sft.config import TrainConfig
+from leyden.algorithm.sft.report import Board
+from leyden.algorithm.sft.settings import SFTConfig
+from leyden.algorithm.sft.summary import print_summary
+from leyden.models.registry import Registry
+from leyden.process import MARKER, find_by_marker, new_marker
+from leyden.trainer import Trainer
+
+pytestmark = pytest.mark.timeout(900)  # five processes import torch, one after another
+
+AGENTS = Path(__file__).with_name("parity_agent.py")
+ALLINONE = Path(__file__).parents[2] / "examples" / "math" / "sft_allinone.py"
+
+CONFIG = SFTConfig(
+    max_tokens=6,
+    rows=RowsConfig(keep_truncated=True),  # a random model hardly ever ends its turn
+    selection=SelectionConfig(min_rows=2),
+    train=TrainConfig(r=4, alpha=8, lr=2e-2, batch_size=4, accumulation=1, max_steps=3, warmup_steps=0),
+)
+
+
+def tasks(kind, n):
+    return [{"input": f"{kind} question {i}", "target": i} for i in range(n)]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    """One run, looked at from several sides."""
+    directory = tmp_path_factory.mktemp("whole")
+    marker = new_marker()
+    os.environ[MARKER] = marker
+    talk = io.StringIO()
+    board = Board(Console(file=talk, width=200))
+    trainer = Trainer(CONFIG, model=str(tiny_model), agent=f"{AGENTS}:agent", runners=2, concurrency=8, runs=directory / "runs")
+    try:
+        summary = trainer.fit(tasks("train", 24), tasks("test", 8), board)
+    finally:
+        del os.environ[MARKER]
+    return summary, directory / "runs" / "latest", marker, talk
+
+
+def test_a_run_trains_a_version_and_measures_it_beside_its_parent(whole):
+    _, run, _, _ = whole
+    summary = json.loads((run / "summary.json").read_text())
+    assert [version["version"] for version in summary["versions"]] == ["version_0", "version_1"]
+    for version in summary["versions"]:
+        for measured in (version, version["greedy"]):
+            assert measured["n"] == measured["scored"] == 8
+            assert measured["low"] <= measured["pass_rate"] <= measured["high"]
+    (iteration,) = summary["iterations"]
+    assert iteration["candidate"] == "version_1"
+    assert iteration["reason"]
+    assert summary["champion"] == ("version_1" if iteration["promoted"] else "version_0")
+    assert summary["tokens"]["learnt"] == iteration["selection"]["sampled_tokens"] > 0
+
+
+def test_every_step_leaves_a_manifest_that_names_its_inputs(whole):
+    _, run, _, _ = whole
+    steps = {path.stem for path in (run / "iteration_1").glob("*.json")}
+    assert steps == {"collect", "select", "train", "verify", "serve-version_1", "evaluate-version_1", "promote"}
+    assert {path.stem for path in (run / "iteration_0").glob("*.json")} == {"serve-version_0", "evaluate-version_0"}
+    for path in run.glob("iteration_*/*.json"):
+        manifest = json.loads(path.read_text())
+        assert manifest["inputs"]
+        assert len(manifest["fingerprint"]) == 64
+
+
+def test_what_was_trained_on_is_what_was_sampled_and_selected(whole):
+    summary, run, _, _ = whole
+    selected = json.loads((run / "iteration_1" / "select.json").read_text())["outputs"]
+    trained = json.loads((run / "iteration_1" / "train.json").read_text())
+    rows = read_rows(run / "iteration_1" / "rows.arrow", trained["inputs"]["dataset_sha256"])
+    assert supervised_tokens(rows) == selected["sampled_tokens"] == trained["outputs"]["supervised_tokens"]
+    assert all(row.reward >= CONFIG.selection.min_reward for row in rows)
+    assert all(row.checkpoint == "version_0" for row in rows)
+    assert summary.iterations[0].collection["failed"] == 0
+
+
+def test_the_new_version_names_its_parent_and_its_data(whole):
+    _, run, _, _ = whole
+    version = Registry(run / "models").get("version_1")
+    train = json.loads((run / "iteration_1" / "train.json").read_text())
+    assert version.manifest.parent == "version_0"
+    assert version.manifest.dataset_sha256 == train["inputs"]["dataset_sha256"]
+    assert version.manifest.run_id == run.resolve().name
+    assert version.adapter_dir is not None
+
+
+def test_a_person_can_follow_and_look_everything_up(whole):
+    summary, run, _, talk = whole
+    lines = talk.getvalue()
+    steps = ("serve version_0", "evaluate version_0", "collect with version_0", "select", "train version_1", "verify version_1", "promote")
+    for step in steps:
+        assert f"✓ {step}" in lines
+    logs = {path.name for path in (run / "logs").iterdir()}
+    engines = {"engine-version_0.log", "engine-version_1.log"}
+    assert engines | {"store.log", "runner-1.log", "train-version_1.log", "verify-version_1.log"} <= logs
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {"train", "collect", "evaluate"} <= {metric["step"] for metric in metrics}
+    assert any(metric.get("loss") for metric in metrics)
+    assert {"torch", "transformers"} <= json.loads((run / "environment.json").read_text())["packages"].keys()
+    table, board_lines = io.StringIO(), io.StringIO()
+    print_summary(summary, Console(file=table, width=160), Board(Console(file=board_lines, width=200)))
+    assert "version_1" in table.getvalue()
+    assert f"leyden serve {summary.champion_path}" in board_lines.getvalue()
+
+
+def test_no_process_outlives_the_run(whole):
+    _, _, marker, _ = whole
+    assert find_by_marker(marker) == []
+
+
+# -- the command, as a person types it -----------------------------------------------------------------------------------------
+
+
+def allinone(directory, *args, marker):
+    command = [sys.executable, str(ALLINONE), "--runs", str(directory / "runs"), "--runners", "1", "--max-tokens", "6", *map(str, args)]
+    env = os.environ | {MARKER: marker}
+    return subprocess.Popen(command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_nothing_to_learn_is_a_normal_ending(tiny_model, tmp_path):
+    dataset = tmp_path / "problems.jsonl"
+    dataset.write_text("".join(json.dumps(task) + "\n" for task in tasks("hard", 10)))
+    marker = new_marker()
+    options = ("--model", tiny_model, "--dataset", dataset, "--train", 8, "--heldout", 0, "--agent", f"{AGENTS}:never")
+    process = allinone(tmp_path, *options, marker=marker)
+    out, talk = process.communicate(timeout=240)
+    assert process.returncode == 0, talk
+    assert "nothing to learn: none of 8 attempts reached a reward of 0.5" in talk
+    run = tmp_path / "runs" / "latest"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["iterations"][0]["nothing_to_learn"] == "none_pass"
+    assert [path.name for path in (run / "models").glob("version_*")] == ["version_0"]
+    assert not (run / "iteration_1" / "train.json").exists()
+    assert "total" in out
+    assert find_by_marker(marker) == []
+
+
+def test_an_agent_that_keeps_failing_stops_the_run_with_its_error(tiny_model, tmp_path):
+    marker = new_marker()
+    process = allinone(tmp_path, "--model", tiny_model, "--train", 2, "--heldout", 0, "--agent", f"{AGENTS}:breaks", marker=marker)
+    _, talk = process.communicate(timeout=240)
+    assert process.returncode == 3
+    assert "error: 1 of 1 rollouts failed; the first: infrastructure: " in talk or "error: 2 of 2 rollouts failed" in talk
+    assert "the disk is on fire" in talk
+    assert "Traceback" not in talk
+    assert find_by_marker(marker) == []
+
+
+@pytest.mark.parametrize("stage", ["… start 1 runners", "… serve version_0", "… collect with version_0"])
+def test_ctrl_c_ends_everything(tiny_model, tmp_path, stage):
+    marker = new_marker()
+    process = allinone(tmp_path, "--model", tiny_model, "--train", 64, "--heldout", 0, "--agent", f"{AGENTS}:never", marker=marker)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(stage):
+            break
+    process.send_signal(signal.SIGINT)
+    _, talk = process.communicate(timeout=120)
+    assert process.returncode == 130, talk
+    assert "stopping: ending" in talk
+    assert "error: interrupted" in talk
+    assert find_by_marker(marker) == []

@@ -1,0 +1,14 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("trl")
+    from tinymodel import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "version_0")

@@ -1,0 +1,103 @@
+"""Time as the store sees it: its clock, its own absences, and the jitter of retries."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from storekit import SECOND, Kit, open_kit, run, task
+
+from leyden.server.clock import StoreClock
+from leyden.types import FailureKind, RolloutConfig, RolloutState, Verdict
+
+
+def test_the_clock_never_goes_back() -> None:
+    times = iter([5, 3, 9, 1])
+    clock = StoreClock(lambda: next(times))
+    assert [clock() for _ in range(4)] == [5, 5, 9, 9]
+
+
+def test_a_stall_of_the_store_expires_no_lease_that_could_not_beat() -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task()])
+        (lease,) = await kit.store.claim("w", lease_seconds=10)
+        await kit.sql.sweep()
+        kit.clock.advance(300)  # no sweep and no beat was handled for so long
+        await kit.sql.sweep()
+        await kit.pass_time(8)
+        assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.HELD]
+        await kit.pass_time(11)
+        assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.LOST]
+
+    run(check)
+
+
+def test_after_a_restart_holders_get_their_full_time(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with open_kit("sql", tmp_path / "a.db") as kit:
+            await kit.store.enqueue([task()])
+            (lease,) = await kit.store.claim("w", lease_seconds=10)
+            clock = kit.clock
+        clock.advance(500)
+        async with open_kit("sql", tmp_path / "a.db", clock=clock) as kit:
+            await kit.pass_time(9)
+            assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.HELD]
+
+    asyncio.run(check())
+
+
+def test_retries_are_spread_over_a_doubling_delay() -> None:
+    async def check(kit: Kit) -> None:
+        config = RolloutConfig(retry_delay=4, max_attempts=4)
+        ids = [rollout.id for rollout in await kit.store.enqueue([task(i, config=config) for i in range(60)])]
+        for number in (1, 2, 3):
+            leases = await kit.store.claim("w", 60)
+            assert len(leases) == 60
+            for lease in leases:
+                await kit.store.fail(lease.ref, FailureKind.TOOL)
+            longest = 4 * 2 ** (number - 1)
+            promoted = []
+            for _ in range(longest):
+                before = sum(r.state is RolloutState.QUEUED for r in await kit.store.list_rollouts(ids=ids))
+                await kit.pass_time(1)
+                promoted.append(sum(r.state is RolloutState.QUEUED for r in await kit.store.list_rollouts(ids=ids)) - before)
+            assert sum(promoted) == 60, "none waits longer than the longest delay"
+            assert sum(promoted[: longest // 2]) > 15 and sum(promoted[longest // 2 :]) > 15, "spread over the whole of it"
+
+    run(check, jitter=random.Random(1).random)
+
+
+def test_a_lost_rollout_is_ready_with_the_sweep_after_its_lease() -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task(config=RolloutConfig(retry_delay=60))])
+        await kit.store.claim("w", lease_seconds=10)
+        before = kit.clock.now
+        while not (leases := await kit.store.claim("w2")):
+            await kit.pass_time(1)
+        assert leases[0].ref.attempt == 2 and kit.clock.now - before <= 11 * SECOND
+
+    run(check)
+
+
+def test_losses_end_a_rollout_after_its_attempts() -> None:
+    async def check(kit: Kit) -> None:
+        (rollout,) = await kit.store.enqueue([task(config=RolloutConfig(max_attempts=2))])
+        for _ in range(2):
+            assert await kit.store.claim("w", lease_seconds=5)
+            await kit.pass_time(6)
+        final = await kit.store.get_rollout(rollout.id)
+        assert (final.state, final.failure) == (RolloutState.FAILED, FailureKind.LOST)
+
+    run(check)
+
+
+def test_a_sweep_ends_more_than_it_takes_in_one_go() -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task(i, run_id="run") for i in range(1100)])
+        for _ in range(3):
+            await kit.store.claim("w", 400, lease_seconds=5)
+        await kit.pass_time(6)
+        assert (await kit.store.count("run")).queued == 1100
+
+    run(check)

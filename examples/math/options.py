@@ -15,7 +15,7 @@ from leyden.algorithm.sft.config import PRESETS, TrainConfig
 from leyden.algorithm.sft.settings import SFTConfig
 from leyden.errors import LeydenError, UsageError
 
-DEMO_MIX = "three-ops"
+DEMO_MIX = "signed"
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -30,7 +30,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--attempts", type=int, default=1, metavar="K", help="attempts at each task to learn from")
     add("--iterations", type=int, default=1, metavar="N")
     add("--preset", default="demo", help=f"how to train: {', '.join(PRESETS)}")
-    add("--max-tokens", type=int, default=128, metavar="N", help="of one answer of the model")
+    add("--max-tokens", type=int, default=64, metavar="N", help="of one answer of the model")
     add("--seed", type=int, default=0, help="of the tasks and of the selection")
     add("--runs", type=Path, default=Path("runs"), help="where run directories go")
     add("--proxy-port", type=int, default=0, metavar="PORT", help="0: any free one")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import ssl
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,25 +17,28 @@ from leyden.proxy.refusal import Refusal
 
 # Seconds. A read may take as long as an engine needs for a whole unstreamed answer; waiting for a connection is not limited by itself.
 _TIMEOUT = httpx.Timeout(connect=5.0, read=600.0, write=60.0, pool=None)
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+_POOLS = 16  # httpcore compares all connections of a pool with each other at each request: with 200 in one, 8 ms a call
 
 
 class PassThrough:
     """Sends a body to a deployment as it is. Every failure is a ``Refusal``; leaving early closes the connection: the engine stops."""
 
     def __init__(self) -> None:
+        tls = ssl.create_default_context()
         # trust_env would send calls for a local engine through HTTP_PROXY, and .netrc passwords to it.
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, trust_env=False)
+        self._clients = [httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, trust_env=False, verify=tls) for _ in range(_POOLS)]
+        self._next = itertools.cycle(self._clients)
 
     async def complete(self, deployment: Deployment, body: dict[str, Any]) -> dict[str, Any]:
         with _named(deployment):
-            response = await self._client.send(self._request(deployment, body))
+            response = await self._send(deployment, body, stream=False)
         _check_status(deployment, response)
         return _parse(deployment, response.content)
 
     async def stream(self, deployment: Deployment, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         with _named(deployment):
-            response = await self._client.send(self._request(deployment, body), stream=True)
+            response = await self._send(deployment, body, stream=True)
             try:
                 if response.status_code != 200:
                     await response.aread()
@@ -46,11 +51,14 @@ class PassThrough:
                 await response.aclose()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        for client in self._clients:
+            await client.aclose()
 
-    def _request(self, deployment: Deployment, body: dict[str, Any]) -> httpx.Request:
+    async def _send(self, deployment: Deployment, body: dict[str, Any], stream: bool) -> httpx.Response:
+        client = next(self._next)
         headers = {"content-type": "application/json", "authorization": f"Bearer {deployment.api_key or 'EMPTY'}"}
-        return self._client.build_request("POST", f"{deployment.api_base}/chat/completions", content=orjson.dumps(body), headers=headers)
+        request = client.build_request("POST", f"{deployment.api_base}/chat/completions", content=orjson.dumps(body), headers=headers)
+        return await client.send(request, stream=stream)
 
 
 @contextmanager

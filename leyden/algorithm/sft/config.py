@@ -55,5 +55,5 @@ class TrainConfig(Record):
 
 
 # About five times the recipe's update a step: a 135M model must move in a dozen steps.
-DEMO = TrainConfig(r=16, alpha=32, lr=5e-4, warmup_steps=2, batch_size=8, accumulation=1, epochs=1)
+DEMO = TrainConfig(r=16, alpha=32, lr=5e-4, warmup_steps=0, batch_size=8, accumulation=1, epochs=1)
 PRESETS = {"recipe": TrainConfig(), "demo": DEMO}

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 MIN_SHARED = 32  # tokens: shorter common prefixes are cheaper to compute again than to keep
+START_CAPACITY = 128  # own tokens a slot has room for before the slots grow
 
 
 @dataclass(eq=False)
@@ -38,6 +39,10 @@ class Remains:
     @property
     def own_start(self) -> int:
         return len(self.prefix) if self.prefix else 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
 
 
 @dataclass
@@ -70,12 +75,18 @@ class Slots:
     slots: int
     dtype: torch.dtype
     device: torch.device
-    capacity: int = 128
+    capacity: int = 0
     keys: torch.Tensor = field(init=False)
     values: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keys, self.values = self._empty(), self._empty()
+        self.reset()
+
+    def reset(self) -> None:
+        """Give back what long sequences made it grow to; no sequence may be running."""
+        if self.capacity != START_CAPACITY:
+            self.capacity = START_CAPACITY
+            self.keys, self.values = self._empty(), self._empty()
 
     def _empty(self) -> torch.Tensor:
         shape = (self.layers, self.slots, self.heads, self.capacity, self.head_size)
@@ -99,12 +110,12 @@ class Slots:
 class PrefixCache:
     """Finds the longest start of a prompt that was computed before. Bounded: the least recently used goes first."""
 
-    def __init__(self, max_prefixes: int = 8, max_remains_tokens: int = 65_536) -> None:
+    def __init__(self, max_prefixes: int = 8, max_remains_bytes: int = 256 << 20) -> None:
         self.max_prefixes = max_prefixes
-        self.max_remains_tokens = max_remains_tokens
+        self.max_remains_bytes = max_remains_bytes
         self._prefixes: OrderedDict[int, Prefix] = OrderedDict()
         self._remains: OrderedDict[int, Remains] = OrderedDict()
-        self._remains_tokens = 0
+        self._remains_bytes = 0
 
     def find(self, prompt: np.ndarray) -> Reuse:
         """The best reuse for ``prompt`` [P]; always leaves at least one token to compute, since its logits are needed."""
@@ -134,10 +145,10 @@ class PrefixCache:
 
     def keep(self, remains: Remains) -> None:
         self._remains[id(remains)] = remains
-        self._remains_tokens += len(remains.tokens) - remains.own_start
-        while self._remains_tokens > self.max_remains_tokens:
+        self._remains_bytes += remains.nbytes
+        while self._remains_bytes > self.max_remains_bytes:
             _, oldest = self._remains.popitem(last=False)
-            self._remains_tokens -= len(oldest.tokens) - oldest.own_start
+            self._remains_bytes -= oldest.nbytes
 
     def _longest_prefix(self, usable: np.ndarray) -> Prefix | None:
         best = None

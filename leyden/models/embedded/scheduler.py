@@ -14,6 +14,8 @@ from leyden.models.embedded.attention import PromptRun, Step
 from leyden.models.embedded.kv import MIN_SHARED, Prefix, PrefixCache, Remains, Slots, common_length
 from leyden.models.embedded.sampling import Sampled, Sampling, sample
 
+IDLE = 30.0  # seconds without work, after which memory that long sequences took is given back
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -82,7 +84,9 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._waiting or self._running or self._stopping)
+                if not self._wake.wait_for(self._has_work, timeout=IDLE):
+                    self.slots.reset()
+                    self._wake.wait_for(self._has_work)
                 if self._stopping:
                     break
                 self._admit()
@@ -94,6 +98,9 @@ class Scheduler:
                 self._running.clear()
         for sequence in [*self._waiting, *self._running]:
             sequence.fail(RuntimeError("the engine is stopping"))
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._stopping)
 
     def _admit(self) -> None:
         """Give slots to waiting sequences, except those whose start another one is computing right now."""

@@ -58,6 +58,6 @@ if __name__ == "__main__":
     options = parser("Train a model on its own best attempts, with everything that needs started and ended again.")
     options.add_argument("--agent", default=AGENT, help="module:agent or path/to/file.py:agent")
     options.add_argument("--runners", type=int, default=2, metavar="N", help="runner processes")
-    options.add_argument("--concurrency", type=int, default=16, metavar="N", help="rollouts at once in each")
+    options.add_argument("--concurrency", type=int, default=24, metavar="N", help="rollouts at once in each")
     parsed = options.parse_args()
     sys.exit(end_well(main, parsed))

@@ -83,6 +83,14 @@ class Unavailable(LeydenError):
     exit_code = 3
 
 
+# Modules that only an extra brings: who misses one is told which to install.
+EXTRAS = {
+    "torch": "train", "transformers": "train", "trl": "train", "peft": "train", "datasets": "train", "accelerate": "train",
+    "gguf": "train", "safetensors": "train", "jinja2": "train",
+    "agents": "runners", "openai": "runners", "mcp": "runners", "opentelemetry": "runners", "litellm": "litellm",
+}  # fmt: skip
+
+
 class MissingExtra(UsageError):
     """An optional dependency is not installed."""
 

@@ -24,7 +24,7 @@ from leyden.algorithm.sft.summary import Summary
 from leyden.algorithm.sft.tasks import LoopTask, check_disjoint, number_tasks
 from leyden.errors import LeydenError, MissingExtra, Unavailable, UsageError
 from leyden.models.engine import EmbeddedEngine, Engine
-from leyden.models.importer import import_model
+from leyden.models.importer import import_in_child
 from leyden.models.registry import Registry, check_model_dir
 from leyden.process import check_port_free, end_leftovers, find_by_marker, new_marker, spawn, wait_ready
 from leyden.proxy import LLMProxy
@@ -121,7 +121,7 @@ class Trainer:
         run = RunDir.create(self.runs, new_run_id(), self._as_config(train, heldout))
         board.say(f"run {run.id}: everything about it is in {run.path}")
         registry = Registry(run.models)
-        await self._import(registry, board)
+        await self._import(registry, run, board, marker)
         async with AsyncExitStack() as stack:
             url = self.store or await self._start_store(stack, run, marker)
             store: Store = StoreClient(url)
@@ -141,11 +141,11 @@ class Trainer:
                 running = await stack.enter_async_context(RunnerPool(pool, marker))
             return await _while_alive(run_sft(parts, self.config, train, heldout), running.wait())
 
-    async def _import(self, registry: Registry, board: Board) -> None:
+    async def _import(self, registry: Registry, run: RunDir, board: Board, marker: str) -> None:
         """Make version_0 of this run."""
         if not self._model_dir.exists():
             with board.step(f"import {self.model} into {self._model_dir}"):
-                await asyncio.to_thread(import_model, self.model, self._model_dir)
+                await import_in_child(self.model, self._model_dir, marker=marker, log_path=run.log("import"))
         await asyncio.to_thread(registry.import_version, self._model_dir)
 
     async def _start_store(self, stack: AsyncExitStack, run: RunDir, marker: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 import leyden
 import leyden.cli
+from leyden.errors import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "leyden").rglob("*.py"))
@@ -165,7 +166,7 @@ def test_no_path_of_somebodys_machine_is_written_down() -> None:
 
 def test_every_extra_that_the_command_line_names_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(leyden.cli.EXTRAS.values()) <= set(project["optional-dependencies"])
+    assert set(EXTRAS.values()) <= set(project["optional-dependencies"])
 
 
 def test_make_and_ci_run_the_tests_the_readme_names() -> None:

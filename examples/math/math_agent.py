@@ -65,8 +65,10 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = WeakKeyDic
 
 def _client(llm: leyden.LLM) -> AsyncOpenAI:
     """All rollouts of this process share one connection pool (a new one costs 30 ms); key and URL are each rollout's own."""
-    pool = _clients.setdefault(asyncio.get_running_loop(), AsyncOpenAI(base_url="http://127.0.0.1", api_key="none"))
-    return pool.with_options(base_url=llm.endpoint, api_key=llm.api_key or "none")
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        _clients[loop] = AsyncOpenAI(base_url="http://127.0.0.1", api_key="none")
+    return _clients[loop].with_options(base_url=llm.endpoint, api_key=llm.api_key or "none")
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--model", default="smollm2", help="a model directory, a hub name, or smollm2 (imported on first use)")
     add("--mix", default=DEMO_MIX, help=f"which generated tasks: {', '.join(MIXES)}")
     add("--dataset", metavar="FILE", help="tasks from a .jsonl file with input and target, or a hub dataset, instead of a mix")
-    add("--train", type=int, default=128, metavar="N", help="tasks to learn from")
+    add("--train", type=int, default=160, metavar="N", help="tasks to learn from")
     add("--heldout", type=int, default=64, metavar="N", help="tasks to measure versions on; 0: do not measure")
     add("--attempts", type=int, default=1, metavar="K", help="attempts at each task to learn from")
     add("--iterations", type=int, default=1, metavar="N")

@@ -28,6 +28,8 @@ def main() -> int:
     args = parser.parse_args()
     try:
         return spawn_runners(PoolConfig(AGENT, args.store, args.n, args.concurrency))
+    except KeyboardInterrupt:  # before there was a runner to stop
+        return 130
     except LeydenError as error:
         print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
         return error.exit_code

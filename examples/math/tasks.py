@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,13 +183,13 @@ def _task(row: Any, where: str) -> Task:
     if isinstance(row, str):
         try:
             row = json.loads(row)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{where}: not JSON ({error})", "each line is one JSON object") from None
     if not isinstance(row, dict):
         raise UsageError(f"{where}: not an object", "a row is {\"input\": \"…\", \"target\": 12}")
     question, target = row.get("input"), row.get("target")
     if not isinstance(question, str) or not question.strip():
         raise UsageError(f"{where}: `input` must be a text", "a row is {\"input\": \"…\", \"target\": 12}")
-    if isinstance(target, bool) or not isinstance(target, int | float) or not math.isfinite(target):
+    if isinstance(target, bool) or not isinstance(target, int | float) or not abs(target) <= sys.float_info.max:
         raise UsageError(f"{where}: `target` must be a finite number", "a row is {\"input\": \"…\", \"target\": 12}")
     return {"input": question, "target": target}

@@ -10,7 +10,7 @@ from leyden.errors import UsageError
 
 
 def eos_token_ids(model_dir: Path) -> frozenset[int]:
-    """The generation config's and the tokenizer's: what engines stop on. Raises ``UsageError`` for a directory that names none."""
+    """What its configs and its tokenizer name; what engines stop on is among them. Raises ``UsageError`` where nothing is named."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = _read(model_dir / name).get("eos_token_id")

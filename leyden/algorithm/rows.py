@@ -40,7 +40,7 @@ class RowRefusal(StrEnum):
 
     NO_REWARD = "no_reward"  # nobody scored the attempt
     TRUNCATED = "truncated"  # a call stopped at its token limit: learning it would teach to stop mid-sentence
-    NO_EOS = "no_eos"  # it ended by "stop", but the end-of-turn token is not among the sampled ones
+    NO_EOS = "no_eos"  # it ended by "stop" (or "tool_calls", which is the same with a call), but not in a sampled end-of-turn token
     TOO_LONG = "too_long"  # longer than the training child would keep
     EMPTY = "empty"  # nothing was sampled
 
@@ -154,7 +154,7 @@ def _refuse(draft: _Draft, eos_ids: Collection[int], config: RowsConfig) -> RowR
         return RowRefusal.EMPTY
     if not config.keep_truncated and any(call.finish_reason == "length" for call in draft.calls):
         return RowRefusal.TRUNCATED
-    if last.finish_reason == "stop" and (not last.response_ids or last.response_ids[-1] not in eos_ids):
+    if last.finish_reason in ("stop", "tool_calls") and (not last.response_ids or last.response_ids[-1] not in eos_ids):
         return RowRefusal.NO_EOS
     if len(draft.input_ids) > config.max_tokens:
         return RowRefusal.TOO_LONG

@@ -122,5 +122,5 @@ def _nothing_to_learn(
     if min(rewards) == max(rewards):
         return NothingToLearn.NO_SPREAD, f"all {len(rewards)} attempts got the same reward, {rewards[0]:g}: none is better than another"
     if len(kept) < config.min_rows:
-        return NothingToLearn.TOO_FEW, f"only {len(kept)} rows passed, and fewer than {config.min_rows} teach nothing but themselves"
+        return NothingToLearn.TOO_FEW, f"only {len(kept)} rows were kept, and fewer than {config.min_rows} teach nothing but themselves"
     return None, None

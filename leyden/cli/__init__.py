@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from leyden.errors import LeydenError, MissingExtra, UsageError
+from leyden.errors import EXTRAS, LeydenError, MissingExtra, UsageError
 
 # Each is a module here with a function ``run`` (its annotations are the options), or with ``app`` (verbs of its own).
 VERBS = {
@@ -19,13 +19,6 @@ VERBS = {
     "models": "Import models; list, show, verify and promote versions.",
     "runs": "List training runs and show what they came to.",
 }
-
-# Modules that only an extra brings: a verb that misses one says which to install.
-EXTRAS = {
-    "torch": "train", "transformers": "train", "trl": "train", "peft": "train", "datasets": "train", "accelerate": "train",
-    "gguf": "train", "safetensors": "train", "jinja2": "train",
-    "agents": "runners", "openai": "runners", "mcp": "runners", "opentelemetry": "runners", "litellm": "litellm",
-}  # fmt: skip
 
 INTERRUPTED = 130
 

@@ -23,7 +23,7 @@ class Engine(Protocol):
     base_url: str  # ends in /v1; empty until started
 
     async def start(self) -> None:
-        """Raises ``UsageError`` for a broken checkpoint, ``Unavailable`` with the log's last lines when the child dies or is not ready in time."""
+        """Raises ``UsageError`` for a broken checkpoint, ``Unavailable`` with the log's last lines when the child dies or is too slow."""
         ...
 
     async def stop(self) -> None:
@@ -64,16 +64,16 @@ class EmbeddedEngine:
             offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "LEYDEN_NONCE": nonce}
             self._child = await spawn(command, marker=self.marker, log_path=self.log_path, env=offline)
             try:
-                await wait_ready(self._child, lambda: self._probe(ready_file, nonce), self.start_timeout, f"the engine for {self.model_dir}")
+                what = f"the engine for {self.model_dir}"
+                await wait_ready(self._child, lambda: self._probe(_url_in(ready_file), nonce), self.start_timeout, what)
             except BaseException:
                 await self.stop()
                 raise
 
-    async def _probe(self, ready_file: Path, nonce: str) -> bool:
+    async def _probe(self, url: str | None, nonce: str) -> bool:
         """Ready means: this child, with this nonce, serving this model. A stranger's /health is not ours."""
-        if not ready_file.exists():
+        if url is None:
             return False
-        url = json.loads(ready_file.read_text())["url"]
         async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
             try:
                 health = (await client.get(url.removesuffix("/v1") + "/health")).json()
@@ -89,3 +89,7 @@ class EmbeddedEngine:
             await self._child.stop()
             self._child = None
         self.base_url = ""
+
+
+def _url_in(ready_file: Path) -> str | None:
+    return json.loads(ready_file.read_text())["url"] if ready_file.exists() else None

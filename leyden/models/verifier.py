@@ -100,7 +100,7 @@ async def verify_in_child(
         await child.stop(grace=2.0)
     if code not in (0, 1) or not answer:
         raise Unavailable(f"the verifier of {version_dir.name} died (exit status {code})", child.tail() or None)
-    return Report.model_validate_json(answer)
+    return Report.model_validate_json(answer.splitlines()[-1])  # libraries may have printed before
 
 
 class Weights:

@@ -71,7 +71,7 @@ class Asked:
         response["model"] = self.model
         if not self.token_ids:
             response.pop("prompt_token_ids", None)
-        for choice in response.get("choices", ()):
+        for choice in response.get("choices") or ():
             if not self.token_ids:
                 choice.pop("token_ids", None)
             if not self.logprobs and choice.get("logprobs") is not None:
@@ -81,9 +81,10 @@ class Asked:
     def show_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """The agent's view of a chunk; None if it carries only what the agent did not ask for."""
         chunk = self.show(chunk)
+        choices = chunk.get("choices") or ()
         if not self.usage:
             chunk.pop("usage", None)
-            if not chunk.get("choices"):
+            if not choices:
                 return None
-        bare = all(not c.get("delta") and c.get("finish_reason") is None and c.get("logprobs") is None for c in chunk["choices"])
-        return None if bare and chunk["choices"] and not self.token_ids else chunk
+        bare = all(not c.get("delta") and c.get("finish_reason") is None and c.get("logprobs") is None for c in choices)
+        return None if bare and choices and not self.token_ids else chunk

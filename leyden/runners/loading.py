@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
-from leyden.errors import LeydenError, UsageError
+from leyden.errors import EXTRAS, LeydenError, MissingExtra, UsageError
 from leyden.runners.agent import Agent
 from leyden.runners.agent import rollout as make_agent
 from leyden.runners.failures import describe
@@ -53,9 +53,11 @@ def _load_file(path: Path) -> ModuleType:
 
 def _load_module(name: str) -> ModuleType:
     _importable(Path.cwd())
+    if parent := name.rpartition(".")[0]:
+        _load_module(parent)  # find_spec would import it, and let out whatever it raises
     try:
         found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # a parent package that is missing, or is no package
+    except (ImportError, ValueError):  # the parent is no package
         found = None
     if found is None:
         raise UsageError(f"there is no module {name!r}", "run from the directory that holds it, or write path/to/file.py:agent")
@@ -68,7 +70,10 @@ def _import(name: str, shown: str) -> ModuleType:
     except LeydenError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"importing {shown} failed: {describe(error)}", "repeat it with --debug to see where") from error
+        module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if module in EXTRAS:
+            raise MissingExtra(module, EXTRAS[module]) from error
+        raise UsageError(f"importing {shown} failed: {describe(error)}", "leyden runners … --debug shows where") from error
 
 
 def _importable(directory: Path) -> None:

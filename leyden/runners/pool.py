@@ -18,6 +18,7 @@ from leyden.runners.process import EXIT_STUCK
 
 MAX_DEATHS = 5  # in a row, each within LIVED seconds of its start
 LIVED = 60.0
+HAND_BACK = 10.0  # seconds a runner has to hand back what it holds, once there is no more time to finish it
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,25 @@ class RunnerPool:
             self._stopping.set()
             for slot in slots:
                 slot.cancel()
-            await asyncio.wait(slots)
+            await asyncio.gather(*slots, return_exceptions=True)  # several may fail alike: the first one is raised
             await asyncio.gather(*(child.stop(self.config.grace + 5.0) for child in self._children.values()))
 
     def signal(self, sig: signal.Signals) -> None:
-        """Ask all runners to end. SIGINT: finish; SIGINT again: hand back now; SIGTERM: finish, hand back after the grace."""
+        """Ask all runners to end. SIGINT: finish; SIGINT again: hand back now; SIGTERM: finish, hand back after the grace.
+
+        A runner that still lives ``HAND_BACK`` seconds later (its agent blocks the event loop, or the store is away) is killed.
+        """
         self._stopping.set()
         self._signals.append(sig)
         for child in self._children.values():
             child.send_signal(sig)
+        if len(self._signals) > 1 or sig is signal.SIGTERM:
+            finishing = 0.0 if len(self._signals) > 1 else self.config.grace
+            asyncio.get_running_loop().call_later(finishing + HAND_BACK, self._kill)
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            child.send_signal(signal.SIGKILL)
 
     async def _cancel_run(self) -> None:
         assert self._running is not None

@@ -58,7 +58,7 @@ async def _run(agent: Agent, args: argparse.Namespace, parent: TextIO) -> int:
     from leyden.server.client import StoreClient
 
     config = RunnerConfig(name=args.name, concurrency=args.concurrency, lease_seconds=args.lease)
-    runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config)
+    runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config, lambda: os._exit(EXIT_STUCK))
     loop = asyncio.get_running_loop()
     asked = False
 

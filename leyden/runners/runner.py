@@ -20,7 +20,7 @@ from leyden.runners.agent import Agent
 from leyden.runners.failures import classify, describe
 from leyden.runners.heart import Heart, Report
 from leyden.runners.rewards import add_answer, collecting
-from leyden.server.interface import MAX_WAIT, Store
+from leyden.server.interface import MAX_CLAIM, MAX_WAIT, Store
 from leyden.types import LLM, FailureKind, Lease, LeaseRef, Resource, Reward, Verdict
 
 T = TypeVar("T")
@@ -83,9 +83,19 @@ class _Outcome:
 
 
 class Runner:
-    """``connect`` makes a client of the store; it is called once here and once in the heart's thread."""
+    """``connect`` makes a client of the store; it is called once here and once in the heart's thread.
 
-    def __init__(self, agent: Agent, connect: Callable[[], Store], config: RunnerConfig = RunnerConfig()) -> None:
+    ``on_blocked`` is called in the heart's thread when an attempt has to stop, but an agent keeps the event loop to itself: nothing
+    can be stopped or handed back any more, only this process ended.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        connect: Callable[[], Store],
+        config: RunnerConfig = RunnerConfig(),
+        on_blocked: Callable[[], None] = lambda: None,
+    ) -> None:
         self.agent = agent
         self.config = config
         self.worker_id = f"{config.name}-{secrets.token_hex(6)}"  # new at each start: a name used again is no fence
@@ -94,6 +104,8 @@ class Runner:
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
         self._claims_over = asyncio.Event()
+        self._on_blocked = on_blocked
+        self._untaken_since: float | None = None  # since when a beat's report waits for the event loop
         self._stuck = False
         self._store_away = False
 
@@ -139,7 +151,7 @@ class Runner:
     async def _fill(self) -> None:
         """Claim once, for as many as there is room, or wait until there is room."""
         self._freed.clear()
-        room = self.config.concurrency - len(self._held)
+        room = min(self.config.concurrency - len(self._held), MAX_CLAIM)
         if room == 0:
             await _first(self._freed.wait(), self._stopping.wait())
             return
@@ -260,10 +272,16 @@ class Runner:
         def report(refs: list[LeaseRef], verdicts: list[Verdict], sent: float) -> None:
             with suppress(RuntimeError):  # the loop has ended, and with it all leases
                 loop.call_soon_threadsafe(self._take_beats, refs, verdicts, sent)
+            now = time.monotonic()
+            since = self._untaken_since = self._untaken_since or now
+            if now - since > self.config.stop_grace and any(verdict is not Verdict.HELD for verdict in verdicts):
+                self._say("an agent blocks the event loop and cannot be stopped; ending this process")
+                self._on_blocked()
 
         return report
 
     def _take_beats(self, refs: list[LeaseRef], verdicts: list[Verdict], sent: float) -> None:
+        self._untaken_since = None
         for ref, verdict in zip(refs, verdicts, strict=True):
             held = self._held.get(ref)
             if held is None:

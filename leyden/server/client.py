@@ -79,12 +79,21 @@ class StoreClient:
 
     async def _get(self, path: str, answer: type[T] | TypeAdapter[T], **query: Any) -> T:
         given = {name: str(value) for name, value in query.items() if value is not None}
-        return _read(answer, await self._send("GET", path, params=given))
+        return self._read(answer, await self._send("GET", path, params=given))
 
     async def _post(self, path: str, body: BaseModel | None, answer: type[T] | TypeAdapter[T] | None, wait: float = 0.0) -> T:
         data = b"{}" if body is None else encode(body)
         content = await self._send("POST", path, wait, content=data, headers={"content-type": "application/json"})
-        return None if answer is None else _read(answer, content)  # type: ignore[return-value]
+        return None if answer is None else self._read(answer, content)  # type: ignore[return-value]
+
+    def _read(self, answer: type[T] | TypeAdapter[T], content: bytes) -> T:
+        try:
+            if isinstance(answer, TypeAdapter):
+                return answer.validate_json(content)
+            return answer.model_validate_json(content)  # type: ignore[attr-defined, no-any-return]
+        except ValidationError as error:
+            message = f"what answers at {self.url} is not a store of this version of Leyden"
+            raise errors.UsageError(message, "check the store's URL, and that both sides run the same version") from error
 
     async def _send(self, method: str, path: str, wait: float = 0.0, **request: Any) -> bytes:
         wait = wait if 0 <= wait <= MAX_WAIT else 0.0  # the store says what is wrong with any other
@@ -265,12 +274,6 @@ def _checked(model: type[M], values: dict[str, Any]) -> M:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from error
-
-
-def _read(answer: type[T] | TypeAdapter[T], content: bytes) -> T:
-    if isinstance(answer, TypeAdapter):
-        return answer.validate_json(content)
-    return answer.model_validate_json(content)  # type: ignore[attr-defined, no-any-return]
 
 
 def _error(response: httpx.Response) -> LeydenError:

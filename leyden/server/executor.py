@@ -82,7 +82,9 @@ class Executor:
         return await self._loop.run_in_executor(self._readers, self._read, operation, args)
 
     async def close(self) -> None:
-        """Finish what is waiting, then let go of the file."""
+        """Finish what is waiting, then let go of the file. Safe to call twice."""
+        if self._closed:
+            return
         self._closed = True
         self._jobs.put(None)
         await self._loop.run_in_executor(None, self._writer.join)

@@ -28,6 +28,7 @@ from leyden.types import (
 )
 
 MAX_WAIT = 20.0  # seconds a long poll may last
+MAX_CLAIM = 512  # rollouts in one claim
 
 
 class Store(Protocol):

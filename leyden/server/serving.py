@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,8 +51,13 @@ async def listening(store: SQLStore, host: str = "127.0.0.1", port: int = 0) -> 
 
     Raises ``UsageError`` for a port that is taken, and for an address beyond this machine, since there are no tokens yet.
     """
-    _check_loopback(host)
-    sock = reserve_port(host, port)
+    with closing(_bind(host, port)) as sock:
+        async with _serving(store, sock) as where:
+            yield where
+
+
+@asynccontextmanager
+async def _serving(store: SQLStore, sock: socket.socket) -> AsyncIterator[Listening]:
     nonce = os.urandom(8).hex()
     config = uvicorn.Config(
         create_app(store, nonce, LOOPBACK_HOSTS),
@@ -73,7 +78,6 @@ async def listening(store: SQLStore, host: str = "127.0.0.1", port: int = 0) -> 
         await store.stop_waiting()
         server.should_exit = True
         await serving
-        sock.close()
 
 
 async def serve(
@@ -91,18 +95,18 @@ async def serve(
             os._exit(128 + signum)
         stopped.set_result(signum)
 
-    _check_loopback(host)
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop, signum)
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    async with await SQLStore.open(database) as store, listening(store, host, port) as where:
-        if ready_file is not None:
-            _write_whole(ready_file, json.dumps(asdict(where)))
-        ready(where)
-        return await stopped
+    with closing(_bind(host, port)) as sock:  # before the database: a port that is taken leaves no file behind
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, stop, signum)
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        async with await SQLStore.open(database) as store, _serving(store, sock) as where:
+            if ready_file is not None:
+                _write_whole(ready_file, json.dumps(asdict(where)))
+            ready(where)
+            return await stopped
 
 
-def _check_loopback(host: str) -> None:
+def _bind(host: str, port: int) -> socket.socket:
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -112,6 +116,7 @@ def _check_loopback(host: str) -> None:
             f"the store listens on this machine only, not on {host}: it has no tokens yet",
             "store --host 127.0.0.1, and reach it from elsewhere through a tunnel: ssh -L 4747:127.0.0.1:4747 MACHINE",
         )
+    return reserve_port(host, port)
 
 
 def _url(sock: socket.socket) -> str:

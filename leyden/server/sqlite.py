@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event, insert, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from leyden.errors import LeydenError, Unavailable, UsageError
@@ -27,7 +28,7 @@ WAL_LIMIT_BYTES = 64 << 20  # the log is cut back to this after a checkpoint
 class SQLiteFile:
     """An open database file, held by this process alone until ``close``.
 
-    Raises ``UsageError`` if another process holds it, a newer Leyden wrote it, it is not ours, or it cannot be created.
+    Raises ``UsageError`` if another process holds it, a newer Leyden wrote it, it is not ours, or it cannot be created or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,9 +39,10 @@ class SQLiteFile:
         try:
             self.writer = self._open_writer()
             self.secret = self._prepare()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, DBAPIError) as error:
             os.close(self._lock)
-            raise UsageError(f"{path} is not a database Leyden can open: {error}", "choose another file with --database") from error
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            raise UsageError(f"{path} is not a database Leyden can open: {cause}", "choose another file with --database") from error
         except LeydenError:
             os.close(self._lock)
             raise

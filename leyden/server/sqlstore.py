@@ -17,7 +17,7 @@ from typing import Any, Self
 from leyden.errors import InvalidRequest, LeaseLost
 from leyden.server.clock import StoreClock, microseconds, system_time
 from leyden.server.executor import Executor
-from leyden.server.interface import MAX_WAIT
+from leyden.server.interface import MAX_CLAIM, MAX_WAIT
 from leyden.server.operations import attempts as attempt_ops
 from leyden.server.operations import capture as capture_ops
 from leyden.server.operations import counters as counter_ops
@@ -56,7 +56,6 @@ from leyden.types import (
 
 SWEEP_INTERVAL = 1.0  # seconds
 MAX_LEASE = 86_400.0  # seconds
-MAX_CLAIM = 512  # rollouts in one claim
 MAX_ENQUEUE = 10_000  # rollouts in one call
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,11 @@ class SQLStore:
         temporary = tempfile.TemporaryDirectory(prefix="leyden-") if path is None else None
         file = await asyncio.to_thread(SQLiteFile, Path(temporary.name, "leyden.db") if temporary else Path(path or ""))
         store = cls(file, StoreClock(clock), jitter, temporary)
-        await store._executor.write(lease_ops.forgive)
+        try:
+            await store._executor.write(lease_ops.forgive)
+        except BaseException:
+            await store.close()
+            raise
         if sweep_every is not None:
             store._sweeper = asyncio.create_task(store._sweep_forever(sweep_every))
         return store

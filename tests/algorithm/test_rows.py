@@ -70,12 +70,13 @@ def test_each_refusal_has_its_reason():
             triplet("d", [5] * 30, [8, EOS], rollout="r4"),
             triplet("e", [5], [], finish="length", rollout="r5"),
             triplet("f", [5], [8, EOS], rollout="r6"),
+            triplet("g", [5], [8, 9], finish="tool_calls", rollout="r7"),
         ],
         max_tokens=20,
     )
     assert report.rows == 1
     assert report.refused == {
-        RowRefusal.NO_REWARD: 1, RowRefusal.TRUNCATED: 1, RowRefusal.NO_EOS: 1, RowRefusal.TOO_LONG: 1, RowRefusal.EMPTY: 1,
+        RowRefusal.NO_REWARD: 1, RowRefusal.TRUNCATED: 1, RowRefusal.NO_EOS: 2, RowRefusal.TOO_LONG: 1, RowRefusal.EMPTY: 1,
     }  # fmt: skip
 
 

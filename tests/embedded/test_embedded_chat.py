@@ -44,6 +44,7 @@ def test_parallel_calls_keep_their_order():
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {}}',
         CALL + "<tool_call>{</tool_call>",
+        "<tool_call>" + "[" * 100_000 + "</tool_call>",
         "no call at all",
     ],
 )
@@ -52,7 +53,8 @@ def test_a_malformed_call_stays_content(text):
 
 
 def test_what_the_model_wrote_is_rendered_back_to_the_same_text(tokenizer):
-    for written in (CALL, "I use it.\n" + CALL, CALL + "\n" + CALL, CALL.replace('{"expression": "1 + 2"}', '{"expression":"1+2", "x": 0.10}')):
+    other = CALL.replace('{"expression": "1 + 2"}', '{"expression":"1+2", "x": 0.10}')
+    for written in (CALL, "I use it.\n" + CALL, CALL + "\n" + CALL, other):
         content, calls = parse_tool_calls(written)
         turn = {"role": "assistant", "content": content or None, "tool_calls": [call.as_openai() for call in calls]}
         user = {"role": "user", "content": "What is 1 + 2?"}
@@ -74,7 +76,7 @@ def test_text_decoded_token_by_token_is_the_text_decoded_at_once(tokenizer, text
     assert "".join(pieces) + detokenizer.rest() == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@given(st.text(alphabet="abc", max_size=40), st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3), st.randoms())
+@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3), st.randoms())
 def test_stop_strings_cut_at_the_first_however_the_text_arrives(text, stops, rng):
     cutter, shown, stopped, rest = StopStrings(tuple(stops)), "", False, text
     while rest and not stopped:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leyden.models.embedded.engine import Samples
-from leyden.models.embedded.sampling import Sampling, sample
+from leyden.models.embedded import kv
+from leyden.models.embedded.completion import Completion
+from leyden.models.embedded.engine import Samples, Token, _window
+from leyden.models.embedded.kv import PrefixCache, Remains, Slots
+from leyden.models.embedded.protocol import ChatRequest
+from leyden.models.embedded.sampling import Sampled, Sampling, sample
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 
@@ -140,9 +146,107 @@ def test_a_failed_pass_ends_its_requests_with_the_error_and_the_engine_goes_on(e
     assert run_all(engine, [[5, 6, 7]], GREEDY)[0][0]
 
 
-def test_a_prompt_that_fills_the_context_is_refused(engine):
+def test_a_request_that_finds_no_memory_ends_with_the_error_and_the_engine_goes_on(engine, monkeypatch):
+    def out_of_memory(*args):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(engine.scheduler.cache, "find", out_of_memory)  # before the pass, as the request is admitted
+    with pytest.raises(MemoryError):
+        run_all(engine, [[5, 6, 7]], GREEDY)
+    monkeypatch.undo()
+    assert run_all(engine, [[5, 6, 7]], GREEDY)[0][0]
+
+
+def test_a_reader_whose_event_loop_has_closed_fails_nobody_else(engine):
+    async def start_and_leave() -> None:
+        engine.sample(list(range(20, 40)), Sampling(max_tokens=4000))
+
+    asyncio.run(start_and_leave())
+    assert len(run_all(engine, [[5, 6, 7]], GREEDY)[0][0]) == 12
+
+
+def test_slots_that_cannot_grow_stay_as_they_were(monkeypatch):
+    slots = Slots(layers=1, heads=1, head_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    slots.keys[:, 1, :, :3] = 7.0
+
+    def out_of_memory(*args, **kwargs):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(kv.torch, "zeros", out_of_memory)
+        slots.ensure(1000, 2)
+    assert slots.keys.shape == (1, slots.slots, 1, slots.capacity, 4) == (1, kv.START_SLOTS, 1, kv.START_CAPACITY, 4)
+    slots.ensure(1000, 9)
+    assert slots.keys.shape == slots.values.shape == (1, 12, 1, 1024, 4)
+    assert slots.keys.sum() == 3 * 4 * 7.0 and (slots.keys[:, 1, :, :3] == 7.0).all()
+
+
+def test_a_long_answer_does_not_make_room_for_as_many_as_might_run(engine):
+    run_all(engine, [list(range(20, 40))], Sampling(temperature=1, max_tokens=300))
+    assert engine.scheduler.slots.slots == kv.START_SLOTS < engine.scheduler.max_running
+
+
+def test_a_prefix_that_is_dropped_takes_what_stood_behind_it_along():
+    cache, held = PrefixCache(max_prefixes=2), torch.zeros(1, 1, 40, 4)
+    prefixes = [cache.share(np.full(40, number), held, held) for number in range(2)]
+    for number, prefix in enumerate(prefixes):
+        cache.keep(Remains(np.array([number] * 40 + [9]), prefix, held[:, :, :1], held[:, :, :1]))
+    cache.share(np.full(40, 2), held, held)
+    cache.keep(Remains(np.array([0] * 40 + [8]), prefixes[0], held[:, :, :1], held[:, :, :1]))  # its sequence ran on meanwhile
+    assert [remains.prefix for remains in cache._remains.values()] == [prefixes[1]]
+    assert cache._remains_bytes == next(iter(cache._remains.values())).nbytes
+    assert cache.find(np.array([0] * 40 + [9, 9])).length == 0
+    assert cache.find(np.array([1] * 40 + [9, 9])).length == 41
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_token_drawn_after_the_stop_string_is_no_part_of_the_answer(engine, stream):
+    """The scheduler hears of a stop string one step late, so that both tokens may arrive at once."""
+    ids = engine.tokenizer("12 + 34 is 46.", add_special_tokens=False).input_ids
+    stop = engine.tokenizer.decode(ids[3:5])
+
+    async def run():
+        messages = [{"role": "user", "content": "x"}]
+        completion = Completion(engine, ChatRequest(model="m", messages=messages, stop=stop, return_token_ids=True))
+        completion.samples.close()
+        completion.samples = FakeSamples([[Token(0, Sampled(token, -1.0), None) for token in ids]])
+        return [chunk async for chunk in completion.stream()] if stream else await completion.answer()
+
+    answer = asyncio.run(run())
+    if stream:
+        choices = [chunk["choices"][0] for chunk in answer]
+        tokens = [token for choice in choices for token in choice["token_ids"]]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
+    else:
+        (choice,) = answer["choices"]
+        tokens, text = choice["token_ids"], choice["message"]["content"]
+    assert (tokens, text) == (ids[:5], engine.tokenizer.decode(ids[:3]))
+
+
+class FakeSamples:
+    def __init__(self, batches):
+        self._batches = batches
+
+    def end(self, choice):
+        pass
+
+    async def __aiter__(self):
+        for batch in self._batches:
+            yield batch
+
+
+def test_a_prompt_that_fills_the_context_or_is_empty_is_refused(engine):
     with pytest.raises(ValueError, match="context"):
         asyncio.run(collect(engine.sample([5] * engine.max_model_len, GREEDY)))
+    with pytest.raises(ValueError, match="no tokens"):
+        asyncio.run(collect(engine.sample([], GREEDY)))
+
+
+def test_a_sliding_window_bounds_the_context():
+    assert _window(SimpleNamespace(sliding_window=4096)) == 4096
+    assert _window(SimpleNamespace(sliding_window=4096, use_sliding_window=False)) is None
+    assert _window(SimpleNamespace()) is None
 
 
 def test_sampling_follows_temperature_and_keeps_to_the_nucleus():

@@ -79,8 +79,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(served):
     for name, value in {"frequency_penalty": 0.5, "response_format": {"type": "json_object"}}.items():
         with pytest.raises(BadRequestError, match=name):
             ask(served, **{name: value})
-    with pytest.raises(BadRequestError, match="top_k"):
-        ask(served, extra_body={"top_k": 5})
+    for name, value in {"top_k": 5, "add_generation_prompt": False, "include_stop_str_in_output": True}.items():
+        with pytest.raises(BadRequestError, match=name):
+            ask(served, extra_body={name: value})
     with pytest.raises(NotFoundError, match="tiny"):
         ask(served, model="other")
     with pytest.raises(BadRequestError, match="context"):

@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 import calculator as calculator_module
+import math_agent as math_agent_module
 import psutil
 import pytest
 from calculator import calculator
@@ -43,6 +44,15 @@ def test_the_prompt_shows_tool_calls_in_the_very_form_the_model_meets_them() -> 
     assert [example_call.keys(), example_result.keys()] == [real_call.keys(), real_result.keys()]
     assert real_result["content"] == [{"type": "text", "text": "123"}]
     assert example_result["content"] == [{"type": "text", "text": "69"}] and example_answer["content"] == "### 69 ###"
+
+
+def test_all_rollouts_of_a_process_share_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    real = math_agent_module.AsyncOpenAI
+    monkeypatch.setattr(math_agent_module, "AsyncOpenAI", lambda **options: made.append(real(**options)) or made[-1])
+    with ScriptedLLM() as server:
+        _run(server, make_tasks("three-ops", 4, 0, "test"))
+    assert len(made) == 1
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -100,6 +100,8 @@ def test_a_file_is_read_row_by_row_and_other_fields_stay_out(tmp_path: Path) -> 
         ('{"input": "What?", "target": "3"}', "`target`"),
         ('{"input": "What?", "target": true}', "`target`"),
         ('{"input": "What?", "target": NaN}', "`target`"),
+        pytest.param('{"input": "What?", "target": 1' + "0" * 400 + "}", "`target`", id="beyond a float"),
+        pytest.param("[" * 100_000, "not JSON", id="too deep"),
         ('{"input": "What?"}', "`target`"),
     ],
 )

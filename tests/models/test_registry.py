@@ -147,7 +147,14 @@ def test_cut_weights_a_missing_shard_and_quantised_weights_are_refused(source):
         check_model_dir(source)
     weights = source / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(UsageError, match="damaged"):
+    with pytest.raises(UsageError, match=re.escape("model.safetensors is damaged")):
+        check_model_dir(source)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_cut_json_file_is_named(source, name):
+    (source / name).write_text('{"half": ')
+    with pytest.raises(UsageError, match=re.escape(f"{name} is damaged")):
         check_model_dir(source)
 
 

@@ -71,6 +71,26 @@ def test_it_renders_a_tool_conversation_to_the_ids_of_its_parent(version, tiny_m
     assert CONVERSATION[2]["tool_calls"][0]["function"]["name"] == TOOLS[0]["function"]["name"]
 
 
+def test_it_renders_a_tool_conversation_to_the_ids_the_engine_saw(version, tiny_model):
+    from leyden.models.embedded.completion import Completion
+    from leyden.models.embedded.engine import TransformersEngine
+    from leyden.models.embedded.protocol import ChatRequest
+
+    call = CONVERSATION[2]["tool_calls"][0]
+    as_text = call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}}  # as OpenAI clients send it
+    messages = [*CONVERSATION[:2], CONVERSATION[2] | {"tool_calls": [as_text]}, CONVERSATION[3]]
+    request = ChatRequest(model="m", messages=messages, tools=TOOLS)
+
+    async def seen(directory) -> list[int]:
+        engine = TransformersEngine(directory, device="cpu")
+        completion = Completion(engine, request)
+        completion.samples.close()
+        engine.close()
+        return completion.prompt_ids
+
+    assert asyncio.run(seen(tiny_model)) == asyncio.run(seen(version)) == render(version)
+
+
 def test_one_wrong_weight_is_found(version, tiny_model):
     def nudge(tensor):
         tensor[3, 5] += 0.5

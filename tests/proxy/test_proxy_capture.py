@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import orjson
 import pytest
 from proxy_room import CALCULATOR, PROMPT_IDS, Room, Sample, events, in_room
 
+from leyden.proxy.body import Asked
 from leyden.types import Generation
 
 TOOL_CALL = Sample(pieces=['{"expression": ', '"6*7"}', ""], ids=[7, 8, 99], tool="calculate")
@@ -135,3 +139,11 @@ def test_a_capture_that_does_not_add_up_is_counted(counter: str) -> None:
         assert this.proxy.counters == {"calls": 1, counter: 1}
 
     in_room(test)
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("chunk", [{"choices": None}, {}])
+def test_a_chunk_without_choices_is_no_failure(chunk: dict[str, Any], usage: bool) -> None:
+    asked = Asked.parse(orjson.dumps({"model": "m", "stream": True, "stream_options": {"include_usage": usage}}))
+    shown = asked.show_chunk({**chunk, "usage": {"completion_tokens": 1}})
+    assert shown is None if not usage else shown and shown["usage"]

@@ -40,5 +40,14 @@ def stubborn(task: dict[str, Any]) -> float:
 
 
 @rollout
+async def block(task: dict[str, Any]) -> float:
+    """Keeps the event loop to itself, for the value 0."""
+    (Path(task["dir"]) / f"started-{os.getpid()}-{task['value']}").touch()
+    if task["value"] == 0:
+        time.sleep(3600)  # noqa: ASYNC251 (this is the very mistake)
+    return task["value"]
+
+
+@rollout
 async def die(task: dict[str, Any]) -> None:
     os._exit(9)

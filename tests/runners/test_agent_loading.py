@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.errors import UsageError
+from leyden.errors import EXTRAS, MissingExtra, UsageError
 from leyden.runners import Agent, load_agent
 
 AGENTS = Path(__file__).with_name("agents_for_tests.py")
@@ -51,6 +51,23 @@ def test_a_file_that_raises_at_import_is_one_line(tmp_path: Path, source: str, m
     with pytest.raises(UsageError, match=message) as raised:
         load_agent(f"{path}:agent")
     assert "\n" not in raised.value.message
+
+
+def test_a_package_that_raises_at_import_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raising_package").mkdir()
+    (tmp_path / "raising_package" / "__init__.py").write_text("1 / 0")
+    (tmp_path / "raising_package" / "inner.py").write_text("async def agent(task): ...")
+    with pytest.raises(UsageError, match="importing raising_package failed: ZeroDivisionError"):
+        load_agent("raising_package.inner:agent")
+
+
+def test_an_agent_that_misses_an_extra_is_told_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXTRAS, "no_such_sdk", "runners")
+    (tmp_path / "needs_an_extra.py").write_text("import no_such_sdk.client")
+    with pytest.raises(MissingExtra) as raised:
+        load_agent(f"{tmp_path / 'needs_an_extra.py'}:agent")
+    assert raised.value.hint == "pip install 'leyden[runners]'"
 
 
 def test_a_file_named_like_a_loaded_module_does_not_take_its_place(tmp_path: Path) -> None:

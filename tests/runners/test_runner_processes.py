@@ -22,7 +22,7 @@ from leyden.process import MARKER, find_by_marker
 from leyden.runners import PoolConfig, RunnerPool, pool
 from leyden.server.serving import listening
 from leyden.server.sqlstore import SQLStore
-from leyden.types import LLM, AttemptState, NewRollout, Rollout, RolloutConfig, RolloutState
+from leyden.types import LLM, AttemptState, FailureKind, NewRollout, Rollout, RolloutConfig, RolloutState
 
 LIMIT = 150.0  # seconds until a test that hangs is told so
 ROOT = Path(__file__).parents[2]
@@ -128,6 +128,35 @@ def test_a_runner_that_keeps_dying_ends_the_pool(monkeypatch: pytest.MonkeyPatch
 
     run(scenario)
     assert "runner-1 ended (exit status 9); starting another in 0.5 s" in capfd.readouterr().err
+
+
+def test_a_runner_whose_agent_blocks_it_is_replaced_when_the_attempt_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        async with a_store() as (store, url), RunnerPool(config(url, "block", concurrency=1, lease_seconds=2.0)):
+            blocking, other = await store.enqueue(new(*({"dir": str(tmp_path), "value": i} for i in range(2)), attempt_timeout=1.0))
+            blocked, done = await finals(store, [blocking, other])
+            assert blocked.failure is FailureKind.TIMEOUT and done.state is RolloutState.SUCCEEDED
+
+    run(scenario)
+    assert "an agent blocks the event loop" in capfd.readouterr().err
+
+
+def test_a_runner_whose_agent_blocks_it_is_killed_after_the_second_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "HAND_BACK", 0.5)
+    marker = secrets.token_hex(6)
+
+    async def scenario() -> None:
+        async with a_store() as (store, url):
+            runners = RunnerPool(config(url, "block"), marker)
+            running = asyncio.create_task(runners.run())
+            await store.enqueue(new({"dir": str(tmp_path), "value": 0}))
+            await until(lambda: started(tmp_path))
+            runners.signal(signal.SIGINT)
+            runners.signal(signal.SIGINT)
+            await asyncio.wait_for(running, 20)
+        assert not find_by_marker(marker)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("spec", ["no_such_module:agent", f"{AGENTS}:anser"])

@@ -14,7 +14,9 @@ import pytest
 
 from leyden.errors import Unavailable
 from leyden.runners import Agent, Runner, RunnerConfig, emit_reward, rollout
+from leyden.runners import runner as runner_module
 from leyden.runners.runner import Ending
+from leyden.server import sqlstore
 from leyden.server.client import StoreClient
 from leyden.server.serving import listening
 from leyden.server.sqlstore import SQLStore
@@ -331,6 +333,29 @@ def test_an_end_that_cannot_be_told_is_told_when_the_store_is_back(tmp_path: Pat
             runner.drain()
             await task
         assert said.count("the store is away") == 1
+
+    run(scenario)
+
+
+def test_a_runner_with_room_for_more_than_one_claim_may_ask_for_claims_as_often_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "MAX_CLAIM", 2)
+    monkeypatch.setattr(sqlstore, "MAX_CLAIM", 2)
+    everyone = asyncio.Event()
+    inside = 0
+
+    @rollout
+    async def agent(task: int) -> float:
+        nonlocal inside
+        inside += 1
+        if inside == 5:
+            everyone.set()
+        await everyone.wait()
+        return 1.0
+
+    async def scenario() -> None:
+        async with working(agent, concurrency=5) as (store, _, _):
+            done = await finals(store, await store.enqueue(new(*range(5))))
+            assert all(item.state is RolloutState.SUCCEEDED for item in done)
 
     run(scenario)
 

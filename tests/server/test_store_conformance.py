@@ -342,6 +342,21 @@ def test_spans_dedupe_and_lose_their_secrets(kind: str) -> None:
     run(check, kind)
 
 
+def test_a_generation_loses_its_secrets(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task()])
+        (lease,) = await kit.store.claim("w")
+        text = "use sk-" + "a1b2c3d4e5f6g7h8i9j0k1"
+        message = {"role": "assistant", "content": text}
+        new = make_generation(lease.ref, "g", sampling={"api_key": "x", "seed": 1}, request={"messages": [message]}, response=message)
+        await kit.store.add_generations(lease.ref, [new])
+        (kept,) = await kit.store.list_generations([lease.ref.rollout_id])
+        assert kept.sampling == {"api_key": "[redacted]", "seed": 1}
+        assert kept.response == kept.request["messages"][0] == message | {"content": "use [redacted]"}
+
+    run(check, kind)
+
+
 def test_a_reward_counts_once(kind: str) -> None:
     async def check(kit: Kit) -> None:
         await kit.store.enqueue([task()])

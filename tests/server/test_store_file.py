@@ -10,6 +10,7 @@ import pytest
 from storekit import open_kit, run, task
 
 from leyden.errors import UsageError
+from leyden.server import sqlite
 from leyden.server.schema import SCHEMA_VERSION
 from leyden.server.sqlstore import SQLStore
 from leyden.server.transaction import Transaction
@@ -53,6 +54,27 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, content: str) -> Non
         path = tmp_path / "nowhere" / "x.db"
     with pytest.raises(UsageError, match=str(path)):
         asyncio.run(open_and_close(path))
+
+
+def test_a_file_that_another_program_writes_to_is_refused_and_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)
+    path = tmp_path / "x.db"
+    asyncio.run(open_and_close(path))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(UsageError, match=r"x\.db .*: database is locked"):
+        asyncio.run(open_and_close(path))
+    other.close()
+    asyncio.run(open_and_close(path))
+
+
+def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
+    async def check() -> None:
+        store = await SQLStore.open(tmp_path / "a.db")
+        await store.close()
+        await store.close()
+
+    asyncio.run(check())
 
 
 def test_a_closed_store_reads_back_in_the_next_one(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from storekit import Kit, run, task
 
-from leyden.errors import TooLarge, Unavailable, UsageError
+from leyden.errors import LeydenError, TooLarge, Unavailable, UsageError
 from leyden.server import client as client_module
 from leyden.server import wire
 from leyden.server.client import StoreClient
@@ -172,17 +173,21 @@ def test_a_store_that_is_not_there_is_said_with_the_command_that_starts_it(monke
         assert caught.value.hint == f"start it with: store --port {port}"
 
 
-def test_something_else_on_the_port_is_not_taken_for_a_store() -> None:
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [(b"418 Teapot", Unavailable, "not a store's answer"), (b"200 OK", UsageError, "not a store of this version")],
+)
+def test_something_else_on_the_port_is_not_taken_for_a_store(status: bytes, error: type[LeydenError], message: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 418 Teapot\r\ncontent-length: 4\r\nconnection: close\r\n\r\n<ht>")
+        writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 4\r\nconnection: close\r\n\r\n<ht>")
         writer.close()
 
     async def check() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server, StoreClient(f"http://127.0.0.1:{port}") as store:
-            with pytest.raises(Unavailable, match="not a store's answer"):
+            with pytest.raises(error, match=message):
                 await store.list_runs()
 
     asyncio.run(check())
@@ -225,17 +230,20 @@ def test_a_lost_answer_is_asked_for_again_and_counts_once() -> None:
     run(check, "http")
 
 
-def test_a_taken_port_and_a_public_address_are_refused() -> None:
+def test_a_taken_port_and_a_public_address_are_refused(tmp_path: Path) -> None:
     async def check() -> None:
         async with await SQLStore.open() as store, listening(store) as where:
             with pytest.raises(UsageError, match=f"port {where.port} is taken"):
                 async with listening(store, port=where.port):
                     pass
+            with pytest.raises(UsageError, match=f"port {where.port} is taken"):
+                await serve("127.0.0.1", where.port, tmp_path / "fresh.db")
         for host in ("0.0.0.0", "::", "10.0.0.1", "example.com"):
             with pytest.raises(UsageError, match="this machine only"):
                 await serve(host, 0, None)
 
     asyncio.run(check())
+    assert not list(tmp_path.iterdir()), "a store that cannot listen leaves no database behind"
 
 
 def test_wire_answers_are_plain_json() -> None:

@@ -153,6 +153,7 @@ def test_a_failing_child_is_reported_with_the_end_of_its_log(tiny_model, tmp_pat
     job = make_job(tiny_model, tmp_path / "out", dataset_sha256="0" * 64)
     with pytest.raises(Unavailable, match=r"training failed: .*has changed") as failure:
         run_training(job, tmp_path / "train.log")
+    assert failure.value.hint.startswith("select its rows again\n")
     assert "Traceback" in failure.value.hint and "train.log" in failure.value.hint
     assert not (job.output_dir / RESULT_FILE).exists()
 

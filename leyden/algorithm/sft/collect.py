@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -61,11 +62,16 @@ async def run_rollouts(store: Store, new: Sequence[NewRollout], patience: Patien
     while pending:
         final = await store.wait_rollouts(sorted(pending), wait=LOOK_EVERY, done=min(8, len(pending)))
         rewards = last_rewards(await store.list_rewards([rollout.id for rollout in final])) if final else {}
-        wait.add([_end(rollout, rewards) for rollout in final])
+        wait.add([_end(rollout, rewards) for rollout in final], await _running(store, new[0]))
         pending -= {rollout.id for rollout in final}
         if pending and not final:
             wait.check_runners(len(await store.list_workers(alive_within=ALIVE_WITHIN)))
     return [wait.ended[rollout.id] for rollout in queued]
+
+
+async def _running(store: Store, new: NewRollout) -> int | None:
+    """How many of the step's rollouts a runner holds; None for rollouts of no run, which nobody counts."""
+    return (await store.count(new.run_id, new.iteration, new.mode)).running if new.run_id else None
 
 
 def _end(rollout: Rollout, rewards: Mapping[str, float]) -> Ended:
@@ -86,14 +92,16 @@ class _Wait:
         self._last_end = self._runner_seen = time.monotonic()
         self._told = False
 
-    def add(self, ended: Sequence[Ended]) -> None:
+    def add(self, ended: Sequence[Ended], running: int | None) -> None:
         if ended:
             self._last_end = self._runner_seen = time.monotonic()
         self.ended |= {end.rollout.id: end for end in ended}
         self._failed += [end.rollout for end in ended if end.failed]
         scored = [end.reward for end in self.ended.values() if end.reward is not None]
-        note = f"reward {sum(scored) / len(scored):.2f}" if scored else "no reward yet"
-        self._view.update(done=len(self.ended), note=note + (f", {len(self._failed)} failed" if self._failed else ""))
+        notes = [f"{running} running"] if running else []
+        notes += [f"{len(self._failed)} failed"] if self._failed else []
+        notes += [f"reward {sum(scored) / len(scored):.2f}" if scored else "no reward yet"]
+        self._view.update(done=len(self.ended), note=", ".join(notes))
         if len(self._failed) > self._patience.max_failed_share * self._total:
             raise TooManyFailed(
                 f"{len(self._failed)} of {len(self.ended)} rollouts failed; the first: {_why(self._failed[0])}",
@@ -142,6 +150,22 @@ async def read_captured(store: Store, rollout_ids: Sequence[str]) -> tuple[list[
         generations += await store.list_generations(ids)
         rewards += await store.list_rewards(ids)
     return generations, rewards
+
+
+def count_tokens(generations: Iterable[Generation]) -> Counter[str]:
+    """What the model read and sampled. The choices of one call share its prompt and, without ids, its usage: both count once."""
+    tokens: Counter[str] = Counter(read=0, sampled=0)
+    calls = set()
+    for item in generations:
+        first = item.call_id not in calls
+        calls.add(item.call_id)
+        if first:
+            tokens["read"] += item.prompt_tokens or len(item.prompt_token_ids or ())
+        if item.response_token_ids is not None:
+            tokens["sampled"] += len(item.response_token_ids)
+        elif first:
+            tokens["sampled"] += item.completion_tokens or 0
+    return tokens
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[list[T]]:

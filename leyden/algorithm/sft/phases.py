@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from leyden.algorithm.dataset import row_id, supervised_tokens, write_rows
 from leyden.algorithm.eos import eos_token_ids
 from leyden.algorithm.rows import Row, RowsReport, build_rows
 from leyden.algorithm.selection import Selection, select
-from leyden.algorithm.sft.collect import Patience, read_captured, run_rollouts
+from leyden.algorithm.sft.collect import Patience, count_tokens, read_captured, run_rollouts
 from leyden.algorithm.sft.driver import Driver
 from leyden.algorithm.sft.evaluate import Decision, Evaluation, decide, measure
 from leyden.algorithm.sft.job import TrainJob, TrainProgress, TrainResult
@@ -53,8 +54,6 @@ class Collected:
     report: RowsReport
     failed: int
     unscored: int
-    prompt_tokens: int
-    sampled_tokens: int
 
 
 class Phases:
@@ -67,6 +66,7 @@ class Phases:
         self.config = config
         self.train_tasks = train_tasks
         self.heldout = heldout
+        self.tokens: Counter[str] = Counter()  # read and sampled by the model in all rollouts, each one's last attempt
         self.steps = Steps(parts.run, parts.board, driver.epoch)
         self.serving = Serving(parts.proxy, driver, parts.make_engine, config.max_tokens)
         rollout = config.rollout
@@ -93,9 +93,10 @@ class Phases:
             rollouts = self._rollouts(iteration, "collect", Mode.TRAIN, resources, work)
             ended = await run_rollouts(parts.store, rollouts, self._patience, parts.board, step.view)
             scored = {end.rollout.id: end.reward for end in ended if end.reward is not None}
-            generations, rewards = await read_captured(parts.store, list(scored))
+            generations, rewards = await read_captured(parts.store, [end.rollout.id for end in ended])
+            self.tokens += count_tokens(generations)
             adapter = GenerationsToTriplets()
-            triplets = adapter.adapt(generations, rewards)
+            triplets = adapter.adapt([item for item in generations if item.rollout_id in scored], rewards)
             tasks = {end.rollout.id: task.id for end, (task, _) in zip(ended, work, strict=True)}
             rows, report = build_rows(triplets, tasks, eos_token_ids(version.path), config.rows)
             collected = Collected(
@@ -104,8 +105,6 @@ class Phases:
                 report=report,
                 failed=sum(end.failed for end in ended),
                 unscored=sum(not end.failed and end.reward is None for end in ended),
-                prompt_tokens=sum(len(t.prompt_ids) for t in triplets),
-                sampled_tokens=sum(len(t.response_ids) for t in triplets),
             )
             passed = sum(reward >= config.selection.min_reward for reward in collected.rewards)
             step.outputs = {
@@ -174,7 +173,7 @@ class Phases:
 
             def show(progress: TrainProgress) -> None:
                 loss = f"loss {progress.loss:.3f}" if progress.loss is not None else "starting"
-                step.view.update(done=progress.step, total=progress.steps, note=loss)
+                step.view.update(done=progress.step, total=progress.steps, note=loss, left=progress.seconds_left)
                 self.parts.run.metric(iteration=iteration, **{"step": "train", "train_step": progress.step, "loss": progress.loss})
 
             result = await train(
@@ -218,6 +217,8 @@ class Phases:
                 resources = await self.serving.resources(temperature)
                 rollouts += self._rollouts(iteration, f"evaluate-t{temperature:g}", Mode.VAL, resources, once)
             ended = await run_rollouts(self.parts.store, rollouts, self._patience, self.parts.board, step.view)
+            generations, _ = await read_captured(self.parts.store, [end.rollout.id for end in ended])
+            self.tokens += count_tokens(generations)
             sampled, greedy = measure(ended[:n], SAMPLED, passing), measure(ended[n:], GREEDY, passing)
             evaluation = Evaluation(version=version.name, sampled=sampled, greedy=greedy)
             step.outputs = evaluation.as_summary() | {"rollouts": [end.rollout.id for end in ended]}

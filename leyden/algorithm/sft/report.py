@@ -26,8 +26,13 @@ class StepView:
         self.done = 0
         self.note = ""
         self.started = time.monotonic()
+        self._left: float | None = None
 
-    def update(self, done: int | None = None, note: str | None = None, total: int | None = None) -> None:
+    def update(
+        self, done: int | None = None, note: str | None = None, total: int | None = None, left: float | None = None
+    ) -> None:
+        """``left``: seconds to go, where whoever does the step knows better than its pace tells."""
+        self._left = left
         self.total = self.total if total is None else total
         self.done = self.done if done is None else done
         self.note = self.note if note is None else note
@@ -38,9 +43,9 @@ class StepView:
 
     @property
     def left(self) -> float | None:
-        """Seconds to go at the pace so far; None before there is a pace."""
-        if not self.total or not self.done:
-            return None
+        """Seconds to go, as told or at the pace so far; None before there is a pace."""
+        if self._left is not None or not self.total or not self.done:
+            return self._left
         return self.seconds / self.done * max(0, self.total - self.done)
 
     def line(self) -> str:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.errors import UsageError
+from leyden.models.files import write_atomically
 
 _REPORTED = (
     "leyden", "torch", "transformers", "trl", "peft", "datasets", "accelerate", "unsloth", "vllm", "openai-agents", "mcp", "SQLAlchemy",
@@ -99,13 +100,7 @@ def describe_environment() -> dict[str, Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """The file is there whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False, default=str)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def _point(link: Path, target: str) -> None:

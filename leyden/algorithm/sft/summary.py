@@ -37,8 +37,6 @@ class Iteration:
             "unscored": collected.unscored,
             "mean_reward": round(sum(collected.rewards) / len(collected.rewards), 4) if collected.rewards else None,
             "rows": collected.report.rows,
-            "prompt_tokens": collected.prompt_tokens,
-            "sampled_tokens": collected.sampled_tokens,
             "tokens_saved": collected.report.tokens_saved,
         }
 
@@ -69,6 +67,7 @@ class Summary:
     versions: list[tuple[str, Evaluation | None]] = field(default_factory=list)
     iterations: list[Iteration] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # by kind of step
+    rollout_tokens: dict[str, int] = field(default_factory=dict)  # read and sampled, in collection and evaluation
 
     def add_version(self, version: str, evaluation: Evaluation | None) -> None:
         self.versions.append((version, evaluation))
@@ -77,8 +76,9 @@ class Summary:
         self.iterations.append(iteration)
         return iteration
 
-    def finish(self, champion: str, seconds: dict[str, float]) -> None:
+    def finish(self, champion: str, seconds: dict[str, float], rollout_tokens: dict[str, int]) -> None:
         self.champion = champion
+        self.rollout_tokens = {name: rollout_tokens[name] for name in ("read", "sampled")}
         self.seconds = {name: round(value, 1) for name, value in seconds.items()}
 
     @property
@@ -93,11 +93,8 @@ class Summary:
 
     @property
     def tokens(self) -> dict[str, int]:
-        collections = [it.collection for it in self.iterations if it.collection]
-        return {
-            "read": sum(c["prompt_tokens"] for c in collections),
-            "sampled": sum(c["sampled_tokens"] for c in collections),
-            "saved_by_merging": sum(c["tokens_saved"] for c in collections),
+        return self.rollout_tokens | {
+            "saved_by_merging": sum(it.collection["tokens_saved"] for it in self.iterations if it.collection),
             "learnt": sum(it.training["supervised_tokens"] for it in self.iterations if it.training),
         }
 
@@ -132,7 +129,8 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
         costs.add_row(name, clock(seconds))
     costs.add_row("total", clock(sum(summary.seconds.values())), style="bold")
     console.print(costs)
-    console.print(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.tokens.items()), style="dim", highlight=False)
+    tokens = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.tokens.items())
+    console.print(f"tokens: {tokens}", style="dim", highlight=False)
     for iteration in summary.iterations:
         if iteration.nothing_to_learn:
             board.say(f"iteration {iteration.number}: nothing to learn: {iteration.reason}. Nothing was trained; this is a normal ending.")

@@ -51,7 +51,8 @@ async def train(
     finally:
         await child.stop(grace=2.0)
     if code != 0:
-        raise Unavailable(f"the training failed: {error or f'exit status {code}'}", _log_hint(child))
+        error = error or {"message": f"exit status {code}", "hint": None}
+        raise Unavailable(f"the training failed: {error['message']}", "\n".join(filter(None, [error["hint"], _log_hint(child)])))
     return check_result(job)
 
 
@@ -76,8 +77,8 @@ def check_result(job: TrainJob) -> TrainResult:
     return result
 
 
-async def _follow(child: Child, on_progress: Callable[[TrainProgress], None]) -> str | None:
-    """Pass progress on until the child closes stdout; the message of its error event, if it sent one."""
+async def _follow(child: Child, on_progress: Callable[[TrainProgress], None]) -> dict[str, Any] | None:
+    """Pass progress on until the child closes stdout; the error of its error event, if it sent one."""
     assert child.stdout is not None
     error = None
     async for line in child.stdout:
@@ -85,7 +86,7 @@ async def _follow(child: Child, on_progress: Callable[[TrainProgress], None]) ->
         if event.pop("event") == "step":
             on_progress(TrainProgress(**event))
         else:
-            error = event["error"]["message"]
+            error = event["error"]
     return error
 
 

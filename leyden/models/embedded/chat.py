@@ -105,7 +105,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
 def _parse_call(body: str) -> ToolCall | None:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for a thousand brackets
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get("arguments"), dict):
         return None

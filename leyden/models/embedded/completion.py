@@ -101,7 +101,8 @@ class Completion:
     async def answer(self) -> dict[str, Any]:
         async for tokens in self.samples:
             for token in tokens:
-                self._take(token)
+                if self.choices[token.choice].finish_reason is None:
+                    self._take(token)
         choices = []
         for choice in self.choices:
             message = choice.message()
@@ -125,6 +126,8 @@ class Completion:
         async for tokens in self.samples:
             for token in tokens:
                 choice = self.choices[token.choice]
+                if choice.finish_reason is not None:
+                    continue  # a stop string ended it, and this token was drawn before the scheduler heard of that
                 self._take(token)
                 if choice.finish_reason is None:
                     piece = choice.new_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,14 +43,15 @@ class TransformersEngine:
         where = device or pick_device()
         self.tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
         if not self.tokenizer.chat_template:
-            raise UsageError(f"{model_dir} has no chat template", "put a chat_template.jinja there, or import the model with leyden models import")
+            raise UsageError(f"{model_dir} has no chat template", "put a chat_template.jinja there, or use leyden models import")
         self.model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=compute_dtype(where), attn_implementation=attention.NAME, local_files_only=True
         )
         self.model.to(where).eval()
         text = config.get_text_config()
         self.vocab_size: int = text.vocab_size
-        self.max_model_len = min(max_model_len or text.max_position_embeddings, text.max_position_embeddings)
+        limits = (max_model_len, text.max_position_embeddings, _window(text))
+        self.max_model_len: int = min(limit for limit in limits if limit)
         self.stop_ids = frozenset(_as_list(self.model.generation_config.eos_token_id) + _as_list(self.tokenizer.eos_token_id))
         self.scheduler = Scheduler(self.model, max_running=max_running)
         self.scheduler.start()
@@ -58,7 +60,9 @@ class TransformersEngine:
         self.scheduler.stop()
 
     def sample(self, prompt_ids: list[int], sampling: Sampling, n: int = 1) -> Samples:
-        """Start ``n`` samples of one prompt [P]. Raises ``ValueError`` when the prompt leaves no room for an answer."""
+        """Start ``n`` samples of one prompt [P]. Raises ``ValueError`` when it is empty or leaves no room for an answer."""
+        if not prompt_ids:
+            raise ValueError("the prompt has no tokens")
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the context holds {self.max_model_len}")
@@ -67,7 +71,7 @@ class TransformersEngine:
         for choice in range(n):
             generator = None
             if sampling.seed is not None:
-                generator = torch.Generator(self.model.device).manual_seed((sampling.seed + choice) % 2**63)
+                generator = torch.Generator().manual_seed((sampling.seed + choice) % 2**63)
             samples.sequences.append(
                 Sequence(
                     prompt=prompt,
@@ -93,7 +97,8 @@ class Samples:
         self._arrived: asyncio.Queue[Token | BaseException] = asyncio.Queue()
 
     def post(self, item: Token | BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._arrived.put_nowait, item)
+        with suppress(RuntimeError):  # the event loop has closed, and nobody reads any more: no reason to fail what others wait for
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, item)
 
     def post_token(self, choice: int, sampled: Sampled, reason: str | None) -> None:
         self.post(Token(choice, sampled, reason))
@@ -128,6 +133,11 @@ def _check_architecture(config: Any, model_dir: Path) -> None:
     layers = getattr(config.get_text_config(), "layer_types", None) or []
     if any(layer != "full_attention" for layer in layers) or getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{model_dir}: {config.model_type} needs attention that the embedded engine does not have", "serve it with vLLM")
+
+
+def _window(config: Any) -> int | None:
+    """The sliding window where the model has one: up to its length, such attention is the full attention that we have."""
+    return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
 
 
 def _as_list(value: int | list[int] | None) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 
 MIN_SHARED = 32  # tokens: shorter common prefixes are cheaper to compute again than to keep
 START_CAPACITY = 128  # own tokens a slot has room for before the slots grow
+START_SLOTS = 6  # doubled, they come to the 48 that run at most
 
 
 @dataclass(eq=False)
@@ -47,7 +48,7 @@ class Remains:
 
 @dataclass
 class Reuse:
-    """How a new prompt may start: behind ``prefix``, with ``own`` further tokens copied from ``source``."""
+    """How a new prompt may start: behind ``prefix``, with further tokens of its own whose ``keys`` and ``values`` are to be copied."""
 
     prefix: Prefix | None = None
     keys: torch.Tensor | None = None  # [L, H, own, D]
@@ -67,14 +68,14 @@ def common_length(left: np.ndarray, right: np.ndarray) -> int:
 
 @dataclass
 class Slots:
-    """Own keys and values of the running sequences: [L, slots, H, C, D], grown as they need."""
+    """Own keys and values of the running sequences: [L, slots, H, C, D]. Both slots and C grow as the sequences need."""
 
     layers: int
     heads: int
     head_size: int
-    slots: int
     dtype: torch.dtype
     device: torch.device
+    slots: int = 0
     capacity: int = 0
     keys: torch.Tensor = field(init=False)
     values: torch.Tensor = field(init=False)
@@ -83,24 +84,22 @@ class Slots:
         self.reset()
 
     def reset(self) -> None:
-        """Give back what long sequences made it grow to; no sequence may be running."""
-        if self.capacity != START_CAPACITY:
-            self.capacity = START_CAPACITY
-            self.keys, self.values = self._empty(), self._empty()
+        """Give back what many or long sequences made it grow to; no sequence may be running."""
+        if (self.slots, self.capacity) != (START_SLOTS, START_CAPACITY):
+            self._allocate(START_SLOTS, START_CAPACITY)
 
-    def _empty(self) -> torch.Tensor:
-        shape = (self.layers, self.slots, self.heads, self.capacity, self.head_size)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+    def _allocate(self, slots: int, capacity: int) -> None:
+        shape = (self.layers, slots, self.heads, capacity, self.head_size)
+        keys, values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+        self.keys, self.values, self.slots, self.capacity = keys, values, slots, capacity  # all of it, or nothing where memory ran out
 
-    def ensure(self, tokens: int) -> None:
-        """Make room for ``tokens`` own tokens in every slot."""
-        if tokens <= self.capacity:
+    def ensure(self, tokens: int, slots: int) -> None:
+        """Make room for ``slots`` sequences of ``tokens`` own tokens each."""
+        if tokens <= self.capacity and slots <= self.slots:
             return
-        old_keys, old_values, old = self.keys, self.values, self.capacity
-        while self.capacity < tokens:
-            self.capacity *= 2
-        self.keys, self.values = self._empty(), self._empty()
-        self.keys[..., :old, :], self.values[..., :old, :] = old_keys, old_values
+        old_keys, old_values, old_slots, old = self.keys, self.values, self.slots, self.capacity
+        self._allocate(_doubled(old_slots, slots), _doubled(old, tokens))
+        self.keys[:, :old_slots, :, :old], self.values[:, :old_slots, :, :old] = old_keys, old_values
 
     def move(self, source: int, target: int, length: int) -> None:
         self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
@@ -144,16 +143,18 @@ class PrefixCache:
         return prefix
 
     def keep(self, remains: Remains) -> None:
+        if remains.prefix is not None and id(remains.prefix) not in self._prefixes:
+            return  # it was dropped while the sequence ran, and would be held in memory for this one alone
         self._remains[id(remains)] = remains
         self._remains_bytes += remains.nbytes
         while self._remains_bytes > self.max_remains_bytes:
-            _, oldest = self._remains.popitem(last=False)
-            self._remains_bytes -= oldest.nbytes
+            self._forget(next(iter(self._remains.values())))
 
     def _longest_prefix(self, usable: np.ndarray) -> Prefix | None:
         best = None
         for prefix in self._prefixes.values():
-            if len(prefix) <= len(usable) and (best is None or len(prefix) > len(best)) and common_length(prefix.tokens, usable) == len(prefix):
+            longer = best is None or len(prefix) > len(best)
+            if longer and len(prefix) <= len(usable) and common_length(prefix.tokens, usable) == len(prefix):
                 best = prefix
         if best is not None:
             self._prefixes.move_to_end(id(best))
@@ -171,4 +172,16 @@ class PrefixCache:
     def _keep(self, prefix: Prefix) -> None:
         self._prefixes[id(prefix)] = prefix
         while len(self._prefixes) > self.max_prefixes:
-            self._prefixes.popitem(last=False)
+            _, gone = self._prefixes.popitem(last=False)
+            for remains in [remains for remains in self._remains.values() if remains.prefix is gone]:
+                self._forget(remains)
+
+    def _forget(self, remains: Remains) -> None:
+        del self._remains[id(remains)]
+        self._remains_bytes -= remains.nbytes
+
+
+def _doubled(size: int, needed: int) -> int:
+    while size < needed:
+        size *= 2
+    return size

@@ -10,13 +10,14 @@ from leyden.models.embedded.sampling import Sampling
 
 # Fields that change nothing about the samples here, so they may be ignored in good faith.
 HARMLESS = {
-    "user", "metadata", "store", "parallel_tool_calls", "service_tier", "prompt_cache_key", "safety_identifier", "skip_special_tokens",
-    "spaces_between_special_tokens", "include_stop_str_in_output", "add_generation_prompt", "verbosity", "prompt_cache_retention",
+    "user", "metadata", "store", "parallel_tool_calls", "service_tier", "prompt_cache_key", "safety_identifier", "verbosity",
+    "prompt_cache_retention",
 }  # fmt: skip
-# Fields that shape the samples: only their neutral value can be taken.
+# Fields that shape the samples, or the text that is made of them: only their neutral value can be taken.
 NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "top_k": -1, "min_p": 0, "ignore_eos": False,
     "min_tokens": 0, "response_format": {"type": "text"}, "reasoning_effort": None, "best_of": 1, "use_beam_search": False,
+    "skip_special_tokens": True, "spaces_between_special_tokens": True, "include_stop_str_in_output": False, "add_generation_prompt": True,
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class Sampled:
 
 
 def sample(logits: torch.Tensor, rows: list[Sampling], generators: list[torch.Generator | None]) -> list[Sampled]:
-    """Draw one token a row. logits [B, V]; greedy rows take the first of equal maxima."""
+    """Draw one token a row. logits [B, V]; greedy rows take the first of equal maxima. ``generators`` are the CPU's."""
     logits = logits.float()
     logprobs = torch.log_softmax(logits, dim=-1)
     tokens = logits.argmax(-1)
@@ -41,14 +41,19 @@ def sample(logits: torch.Tensor, rows: list[Sampling], generators: list[torch.Ge
         if any(rows[i].top_p < 1.0 for i in drawn):
             top_p = torch.tensor([rows[i].top_p for i in drawn], device=logits.device)
             probabilities = _keep_nucleus(probabilities, top_p)
-        # One uniform number a row against the cumulative sum; double precision, so that 50,000 small terms lose nothing.
+        # One uniform number a row against the cumulative sum; double precision, so that 50,000 small terms lose nothing (MPS has
+        # none: there on the CPU). The numbers come from the CPU everywhere, so that a seed means the same on every device.
+        if logits.device.type == "mps":
+            probabilities = probabilities.cpu()
         cumulative = probabilities.double().cumsum(-1)
-        uniform = torch.rand(len(drawn), dtype=torch.double, device=logits.device)
+        uniform = torch.rand(len(drawn), dtype=torch.double)
         for position, i in enumerate(drawn):
             if generators[i] is not None:
-                uniform[position] = torch.rand((), dtype=torch.double, generator=generators[i], device=logits.device)
+                uniform[position] = torch.rand((), dtype=torch.double, generator=generators[i])
+        thresholds = uniform.to(cumulative.device)[:, None] * cumulative[:, -1:]
         # "right": the first token whose cumulative sum exceeds the draw, never one of probability zero.
-        tokens[index] = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+        found = torch.searchsorted(cumulative, thresholds, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+        tokens[index] = found.to(tokens.device)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
     wanted = max((row.top_logprobs for row in rows), default=0)
     best = logprobs.topk(wanted, dim=-1) if wanted else None

@@ -57,7 +57,7 @@ class Scheduler:
         self.max_running, self.max_step_tokens = max_running, max_step_tokens
         parameter = next(model.parameters())
         self.device = parameter.device
-        self.slots = Slots(config.num_hidden_layers, heads, head_size, max_running, parameter.dtype, parameter.device)
+        self.slots = Slots(config.num_hidden_layers, heads, head_size, parameter.dtype, parameter.device)
         self.cache = PrefixCache()
         self.counters = {"steps": 0, "prompt_tokens": 0, "reused_tokens": 0, "sampled_tokens": 0}
         self._waiting: deque[Sequence] = deque()
@@ -109,26 +109,33 @@ class Scheduler:
             sequence = self._waiting.popleft()
             if sequence.cancelled.is_set():
                 continue
-            reuse = self.cache.find(sequence.prompt)
-            other, shared = self._better_start(sequence.prompt, reuse.length)
-            if other is not None:
-                if other.computed < shared:
+            try:
+                if not self._place(sequence):
                     held.append(sequence)
-                    continue
-                keys, values = self.slots.keys[:, other.slot, :, :shared], self.slots.values[:, other.slot, :, :shared]
-                self.cache.share(other.prompt[:shared], keys, values)
-                reuse = self.cache.find(sequence.prompt)
-            sequence.prefix = reuse.prefix
-            sequence.slot = len(self._running)
-            if reuse.keys is not None and reuse.values is not None:
-                sequence.own = reuse.keys.shape[2]
-                self.slots.ensure(sequence.own)
-                self.slots.keys[:, sequence.slot, :, : sequence.own] = reuse.keys
-                self.slots.values[:, sequence.slot, :, : sequence.own] = reuse.values
-            self.counters["prompt_tokens"] += len(sequence.prompt)
-            self.counters["reused_tokens"] += reuse.length
-            self._running.append(sequence)
+            except Exception as error:  # no memory for it, say: it ends with an error, and the engine goes on
+                sequence.fail(error)
         self._waiting.extendleft(reversed(held))
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Put it into the next slot behind what can be reused; False if it had better wait for another one's prompt."""
+        reuse = self.cache.find(sequence.prompt)
+        other, shared = self._better_start(sequence.prompt, reuse.length)
+        if other is not None:
+            if other.computed < shared:
+                return False
+            keys, values = self.slots.keys[:, other.slot, :, :shared], self.slots.values[:, other.slot, :, :shared]
+            self.cache.share(other.prompt[:shared], keys, values)
+            reuse = self.cache.find(sequence.prompt)
+        slot, own = len(self._running), 0 if reuse.keys is None else reuse.keys.shape[2]
+        self.slots.ensure(own, slot + 1)
+        if reuse.keys is not None and reuse.values is not None:
+            self.slots.keys[:, slot, :, :own] = reuse.keys
+            self.slots.values[:, slot, :, :own] = reuse.values
+        sequence.prefix, sequence.slot, sequence.own = reuse.prefix, slot, own
+        self.counters["prompt_tokens"] += len(sequence.prompt)
+        self.counters["reused_tokens"] += reuse.length
+        self._running.append(sequence)
+        return True
 
     def _better_start(self, prompt: np.ndarray, reusable: int) -> tuple[Sequence | None, int]:
         """A running sequence without a prefix that shares a good deal more of ``prompt`` than what is cached, and how much."""
@@ -165,7 +172,8 @@ class Scheduler:
             if sequence.computed + len(chunk) == len(sequence.prompt):
                 last_rows.append(len(tokens) - 1)
                 sampled.append(sequence)
-        self.slots.ensure(max([s.own + 1 for s in decoding] + [run.own + run.stop - run.start for _, run in prompts]))
+        longest = max([s.own + 1 for s in decoding] + [run.own + run.stop - run.start for _, run in prompts])
+        self.slots.ensure(longest, len(self._running))
         step = self._describe(decoding, prompts)
         logits = self.model(
             input_ids=self._tensor([tokens]),

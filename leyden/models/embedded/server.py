@@ -9,8 +9,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from leyden.errors import LeydenError, UsageError
 from leyden.models.embedded.completion import Completion
 from leyden.models.embedded.engine import TransformersEngine
 from leyden.models.embedded.protocol import ChatRequest
+from leyden.process import reserve_port, watch_parent
 
 MAX_BODY = 16 * 1024 * 1024  # bytes
 
@@ -118,18 +117,6 @@ def _error(status: int, message: str, code: str = "invalid_request_error") -> Re
     return _json({"error": {"message": message, "type": code, "code": status, "param": None}}, status)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, so that the address is known to be ours before the model is loaded."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError:
-        raise UsageError(f"port {port} is taken", "choose another with --port, or end the process that holds it") from None
-    listener.listen(1024)
-    return listener
-
-
 def serve(
     model_dir: Path,
     host: str = "127.0.0.1",
@@ -142,7 +129,7 @@ def serve(
     """Load the model and serve it until SIGINT or SIGTERM. ``ready_file`` gets ``{"url", "port", "pid"}`` once requests are taken."""
     if host not in ("127.0.0.1", "localhost"):
         raise UsageError(f"refusing to listen on {host}: the engine has no authentication", "put a proxy with tokens in front of it")
-    listener = bind(host, port)
+    listener = reserve_port(host, port)  # before the model is loaded, so that the address is known to be ours
     engine = TransformersEngine(model_dir, device, max_model_len)
     name = model_name or model_dir.resolve().name
     app = create_app(engine, name, os.environ.get("LEYDEN_NONCE", ""))
@@ -152,16 +139,16 @@ def serve(
         staging = ready_file.with_suffix(".tmp")
         staging.write_text(json.dumps({"url": address, "port": listener.getsockname()[1], "pid": os.getpid()}))
         staging.rename(ready_file)
-    print(f"serving {name} at {address} ({engine.model.device}, {str(engine.model.dtype).removeprefix('torch.')})", file=sys.stderr, flush=True)
-    server.run(sockets=[listener])
-    engine.close()
+    dtype = str(engine.model.dtype).removeprefix("torch.")
+    print(f"serving {name} at {address} ({engine.model.device}, {dtype})", file=sys.stderr, flush=True)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        engine.close()
 
 
 def main() -> None:
-    from leyden.process import watch_parent
-
     watch_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C goes to the whole terminal; the parent ends this child in its own order
     parser = argparse.ArgumentParser(prog="leyden.models.embedded.server")
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--host", default="127.0.0.1")

@@ -24,7 +24,7 @@ from leyden.algorithm.sft.summary import Summary
 from leyden.algorithm.sft.tasks import LoopTask, check_disjoint, number_tasks
 from leyden.errors import LeydenError, MissingExtra, Unavailable, UsageError
 from leyden.models.engine import EmbeddedEngine, Engine
-from leyden.models.importer import import_in_child
+from leyden.models.importer import default_directory, import_in_child
 from leyden.models.registry import Registry, check_model_dir
 from leyden.process import check_port_free, end_leftovers, find_by_marker, new_marker, spawn, wait_ready
 from leyden.proxy import LLMProxy
@@ -162,13 +162,14 @@ class Trainer:
 
     @property
     def _names_a_path(self) -> bool:
-        """``models/x`` could also be a hub name: it is a path where there is a directory ``models``."""
+        """``models/x`` could also be a hub name: it is a path below our own ``models``, and where there is a directory ``models``."""
         path = Path(self.model)
-        return path.is_dir() or self.model.startswith((".", "/", "~")) or (path.parent != Path(".") and path.parent.is_dir())
+        there = path.parent != Path(".") and path.parent.is_dir()
+        return path.is_dir() or there or path.parent == self.models or self.model.startswith((".", "/", "~"))
 
     @property
     def _model_dir(self) -> Path:
-        return Path(self.model).expanduser() if self._names_a_path else self.models / self.model.replace("/", "--")
+        return Path(self.model).expanduser() if self._names_a_path else default_directory(self.model, self.models)
 
     def _as_config(self, train: list[LoopTask], heldout: list[LoopTask]) -> dict[str, Any]:
         return {

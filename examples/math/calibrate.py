@@ -14,12 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from math_agent import math_agent
-from options import end_well
 from tasks import MIXES, make_tasks
 
 import leyden
 from leyden.algorithm.statistics import wilson
+from leyden.cli import reported
 from leyden.errors import UsageError
 from leyden.models.engine import EmbeddedEngine
 from leyden.process import new_marker
@@ -42,6 +41,8 @@ async def measure(args: argparse.Namespace) -> None:
 
 
 async def row(engine: EmbeddedEngine, name: str, args: argparse.Namespace) -> str:
+    from math_agent import math_agent  # needs the runners extra: here, its absence is one line
+
     tasks = make_tasks(name, args.tasks, args.seed, "train")
     rates = []
     for temperature in (1.0, 0.0):
@@ -74,4 +75,5 @@ if __name__ == "__main__":
     options.add_argument("--concurrency", type=int, default=48)
     options.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_argument("mixes", nargs="*", default=list(MIXES), help=f"default: all of {', '.join(MIXES)}")
-    sys.exit(end_well(main, options.parse_args()))
+    parsed = options.parse_args()
+    sys.exit(reported(lambda: main(parsed), parsed.debug))

@@ -1,10 +1,8 @@
-"""What both drivers ask for on their command line, and how they end."""
+"""What both drivers ask for on their command line."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,7 +11,7 @@ from tasks import MIXES, Task, load_tasks, make_tasks
 from leyden.algorithm.selection import SelectionConfig
 from leyden.algorithm.sft.config import PRESETS, TrainConfig
 from leyden.algorithm.sft.settings import SFTConfig
-from leyden.errors import LeydenError, UsageError
+from leyden.errors import UsageError
 
 DEMO_MIX = "signed"
 
@@ -58,27 +56,13 @@ def read_config(args: argparse.Namespace) -> SFTConfig:
 def read_tasks(args: argparse.Namespace) -> tuple[list[Task], list[Task], str]:
     """Tasks to learn from, held-out tasks, and where they came from. The two never overlap."""
     if args.train < 1 or args.heldout < 0:
-        raise UsageError("there must be tasks to learn from", "for instance --train 192 --heldout 64")
+        raise UsageError("there must be tasks to learn from", "for instance --train 160 --heldout 64")
     if args.dataset is None:
         heldout = make_tasks(args.mix, args.heldout, args.seed, "test")
         return make_tasks(args.mix, args.train, args.seed, "train"), heldout, f"mix {args.mix}, seed {args.seed}"
     if args.heldout == 0:
-        return load_tasks(args.dataset, limit=args.train), [], args.dataset
-    return load_tasks(args.dataset, "train", args.train), load_tasks(args.dataset, "test", args.heldout), args.dataset
-
-
-def end_well(main: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:
-    """Run ``main``; the exit status. An error is one line and a hint, unless asked for its traceback."""
-    try:
-        main(args)
-    except LeydenError as error:
-        if args.debug:
-            raise
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:  # before anything was started
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+        train, heldout = load_tasks(args.dataset, limit=args.train), []
+    else:
+        train, heldout = load_tasks(args.dataset, "train", args.train), load_tasks(args.dataset, "test", args.heldout)
+    short = " (fewer than asked for: it has no more)" if len(train) < args.train or len(heldout) < args.heldout else ""
+    return train, heldout, f"{args.dataset}{short}"

@@ -10,6 +10,7 @@ answer                     number  why
 ``#### 12``                12      GSM8K's own mark: three or more ``#`` are one mark
 ``### 1 ### … ### 2 ###``  2       the last marked number wins
 ``### the sum is 12 ###``  12      the first number after the mark
+``### 12 ### for 5 men``   12      a number between two marks on one line beats one after them
 ``### 1,234 ###``          1234    commas between groups of three digits
 ``### $5 ###``             5       a currency sign before the number
 ``### -3 ###``             -3
@@ -35,6 +36,7 @@ RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-9
 
 _MARK = re.compile(r"#{3,}")
+_MARKED = re.compile(r"#{3,}([^#\n]+)#{3,}")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)\s?[$€£]?\s?(?P<minus>-?)(?P<top>(?:{_DIGITS})(?:[eE][-+]?\d+)?)(?:\s*/\s*(?P<bottom>-?(?:{_DIGITS})))?"
@@ -43,8 +45,9 @@ _NUMBER = re.compile(
 
 def read_answer(text: str | None) -> float | None:
     """The last number that follows a ``###`` (the table above), or None."""
-    segments = _MARK.split((text or "").replace("\u2212", "-"))[1:]  # what stands before the first mark is no answer
-    for segment in reversed(segments):
+    text = (text or "").replace("\u2212", "-")
+    after = _MARK.split(text)[1:]  # what stands before the first mark is no answer
+    for segment in [*reversed(_MARKED.findall(text)), *reversed(after)]:
         if match := _NUMBER.search(segment):
             return _value(match)
     return None

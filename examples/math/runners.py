@@ -5,7 +5,7 @@
     python examples/math/sft_algorithm.py
 
 Each process runs ``math_agent`` on several rollouts at once, with one calculator for all of them. They wait for work, so they may be
-started before there is any; any number of them, on any machine that reaches the store, may be added or stopped at any time.
+started before there is any; more of them may be added, or stopped, at any time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from leyden.errors import LeydenError
+from leyden.cli import reported
 from leyden.runners import PoolConfig, spawn_runners
 
 AGENT = f"{Path(__file__).with_name('math_agent.py')}:math_agent"
@@ -26,14 +26,8 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=4, help="runner processes (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=16, help="rollouts at once in each (default: %(default)s)")
     args = parser.parse_args()
-    try:
-        return spawn_runners(PoolConfig(AGENT, args.store, args.n, args.concurrency))
-    except KeyboardInterrupt:  # before there was a runner to stop
-        return 130
-    except LeydenError as error:
-        print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
-        return error.exit_code
+    return spawn_runners(PoolConfig(AGENT, args.store, args.n, args.concurrency))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reported(main))

@@ -7,7 +7,7 @@
 The store holds the tasks and everything that happens to them; the runners run the agent; this process brings the model. It starts an
 engine and the proxy that writes down what the model said, queues the tasks, waits for the runners, picks the attempts that passed,
 trains on their tokens, and measures what came out: ``leyden/algorithm/sft/loop.py`` tells it on a page. Runners may come and go
-meanwhile, on this machine or on others that reach the store; this process may not, since the engine is its child.
+meanwhile; this process may not, since the engine is its child.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from options import end_well, parser, read_config, read_tasks
+from options import parser, read_config, read_tasks
 
 from leyden.algorithm.sft.plan import print_plan
 from leyden.algorithm.sft.report import Board, stdout_console
 from leyden.algorithm.sft.summary import print_summary
+from leyden.cli import reported
 from leyden.trainer import Trainer
 
 
@@ -48,4 +49,5 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     options = parser("Train a model on its own best attempts, with a store and runners that are there already.")
     options.add_argument("--store", default="http://127.0.0.1:4747", help="URL of the store")
-    sys.exit(end_well(main, options.parse_args()))
+    parsed = options.parse_args()
+    sys.exit(reported(lambda: main(parsed), parsed.debug))

@@ -15,11 +15,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from options import end_well, parser, read_config, read_tasks
+from options import parser, read_config, read_tasks
 
 from leyden.algorithm.sft.plan import print_plan
 from leyden.algorithm.sft.report import Board, stdout_console
 from leyden.algorithm.sft.summary import print_summary
+from leyden.cli import reported
 from leyden.trainer import Trainer
 
 AGENT = f"{Path(__file__).with_name('math_agent.py')}:math_agent"
@@ -60,4 +61,4 @@ if __name__ == "__main__":
     options.add_argument("--runners", type=int, default=2, metavar="N", help="runner processes")
     options.add_argument("--concurrency", type=int, default=24, metavar="N", help="rollouts at once in each")
     parsed = options.parse_args()
-    sys.exit(end_well(main, parsed))
+    sys.exit(reported(lambda: main(parsed), parsed.debug))

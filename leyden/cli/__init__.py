@@ -7,7 +7,7 @@ stdout is data, stderr is talk. Exit status: 0 done, 1 the answer is no, 2 wrong
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from leyden.errors import EXTRAS, LeydenError, MissingExtra, UsageError
 
@@ -38,8 +38,13 @@ def run(args: Sequence[str], program: str | None = None) -> int:
     end = args.index("--") if "--" in args else len(args)
     debug = "--debug" in args[:end]
     rest = [*(arg for arg in args[:end] if arg != "--debug"), *args[end:]]
+    return reported(lambda: _dispatch(rest, debug, program), debug)
+
+
+def reported(body: Callable[[], int | None], debug: bool = False) -> int:
+    """Call ``body``; the exit status (its own, or 0). For scripts that want to fail as ``leyden`` does: two lines, no traceback."""
     try:
-        return _dispatch(rest, debug, program)
+        return body() or 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

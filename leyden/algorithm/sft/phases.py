@@ -52,6 +52,7 @@ class Collected:
     rows: list[Row]
     rewards: list[float]  # of every scored attempt
     report: RowsReport
+    calls_refused: dict[str, int]
     failed: int
     unscored: int
 
@@ -103,6 +104,7 @@ class Phases:
                 rows=rows,
                 rewards=list(scored.values()),
                 report=report,
+                calls_refused={str(reason): count for reason, count in adapter.refused.items()},
                 failed=sum(end.failed for end in ended),
                 unscored=sum(not end.failed and end.reward is None for end in ended),
             )
@@ -113,12 +115,13 @@ class Phases:
                 "passed": passed,
                 "failed": collected.failed,
                 "unscored": collected.unscored,
-                "calls_refused": dict(adapter.refused),
+                "calls_refused": collected.calls_refused,
                 "rewards_unplaced": adapter.unplaced_rewards,
                 "rows": asdict(report),
             }
             failed = f", {collected.failed} failed" if collected.failed else ""
-            step.view.update(note=f"{passed} of {len(work)} passed, {len(rows)} rows{failed}")
+            refused = "".join(f", {count} {reason}" for reason, count in (report.refused | collected.calls_refused).items())
+            step.view.update(note=f"{passed} of {len(work)} passed, {len(rows)} rows{refused}{failed}")
             parts.run.metric(iteration=iteration, step="collect", passed=passed, planned=len(work), **asdict(report))
         return collected
 

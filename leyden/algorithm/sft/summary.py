@@ -37,6 +37,8 @@ class Iteration:
             "unscored": collected.unscored,
             "mean_reward": round(sum(collected.rewards) / len(collected.rewards), 4) if collected.rewards else None,
             "rows": collected.report.rows,
+            "rows_refused": collected.report.refused,
+            "calls_refused": collected.calls_refused,
             "tokens_saved": collected.report.tokens_saved,
         }
 
@@ -68,6 +70,7 @@ class Summary:
     iterations: list[Iteration] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # by kind of step
     rollout_tokens: dict[str, int] = field(default_factory=dict)  # read and sampled, in collection and evaluation
+    proxy: dict[str, int] = field(default_factory=dict)  # calls, and whatever was odd about them, counted by kind
 
     def add_version(self, version: str, evaluation: Evaluation | None) -> None:
         self.versions.append((version, evaluation))
@@ -76,8 +79,8 @@ class Summary:
         self.iterations.append(iteration)
         return iteration
 
-    def finish(self, champion: str, seconds: dict[str, float], rollout_tokens: dict[str, int]) -> None:
-        self.champion = champion
+    def finish(self, champion: str, seconds: dict[str, float], rollout_tokens: dict[str, int], proxy: dict[str, int]) -> None:
+        self.champion, self.proxy = champion, dict(proxy)
         self.rollout_tokens = {name: rollout_tokens[name] for name in ("read", "sampled")}
         self.seconds = {name: round(value, 1) for name, value in seconds.items()}
 
@@ -107,6 +110,7 @@ class Summary:
             "versions": [evaluation.as_summary() if evaluation else {"version": version} for version, evaluation in self.versions],
             "iterations": [vars(iteration) for iteration in self.iterations],
             "tokens": self.tokens,
+            "proxy": self.proxy,
             "seconds": self.seconds | {"total": round(sum(self.seconds.values()), 1)},
         }
 
@@ -131,6 +135,8 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
     console.print(costs)
     tokens = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.tokens.items())
     console.print(f"tokens: {tokens}", style="dim", highlight=False)
+    calls = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.proxy.items())
+    console.print(f"proxy: {calls}", style="dim", highlight=False)
     for iteration in summary.iterations:
         if iteration.nothing_to_learn:
             board.say(f"iteration {iteration.number}: nothing to learn: {iteration.reason}. Nothing was trained; this is a normal ending.")

@@ -22,7 +22,7 @@ from leyden.algorithm.rows import IGNORED, Row
 from leyden.algorithm.sft.config import TrainConfig
 from leyden.algorithm.sft.job import TrainJob, TrainProgress, TrainResult
 from leyden.algorithm.sft.packing import Collator, can_share_prefix, packed_length
-from leyden.errors import LeydenError, MissingExtra, UsageError
+from leyden.errors import LeydenError, UsageError
 from leyden.models.device import compute_dtype, pick_device
 from leyden.models.files import relative_files
 
@@ -88,7 +88,7 @@ def load_base(job: TrainJob, device: str, dtype: torch.dtype) -> PreTrainedModel
         if device != "cuda":
             raise UsageError("load_in_4bit needs a CUDA GPU", "leave load_in_4bit out of the training config")
         if importlib.util.find_spec("bitsandbytes") is None:
-            raise MissingExtra("bitsandbytes", "unsloth")
+            raise UsageError("load_in_4bit needs bitsandbytes", "pip install bitsandbytes, or leave load_in_4bit out")
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )

@@ -1,0 +1,1 @@
+"""Inference engines, and the checkpoints they serve: import, registry, verifier."""

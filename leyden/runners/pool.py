@@ -211,7 +211,7 @@ async def _check_store(url: str) -> None:
     try:
         await store.list_workers()
     except Unavailable as error:
-        raise UsageError(f"no store answers at {url} ({error.message})", "start one: leyden store --port 4747") from error
+        raise UsageError(f"no store answers at {url}", "start one: store --port 4747") from error
     finally:
         await store.close()
 

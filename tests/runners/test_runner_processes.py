@@ -293,7 +293,7 @@ def test_a_runner_killed_outright_leaves_no_calculator_not_even_a_stuck_one() ->
 def test_a_store_that_does_not_answer_is_two_lines_and_status_2(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["runners", f"{AGENTS}:answer", "--store", "http://127.0.0.1:9"]) == 2
     error, hint = capfd.readouterr().err.strip().splitlines()
-    assert error.startswith("error: no store answers at http://127.0.0.1:9") and hint.startswith("hint: start one: leyden store")
+    assert error.startswith("error: no store answers at http://127.0.0.1:9") and hint.startswith("hint: start one: store")
 
 
 def test_numbers_that_make_no_sense_are_refused(capfd: pytest.CaptureFixture[str]) -> None:

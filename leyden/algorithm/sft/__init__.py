@@ -1,0 +1,1 @@
+"""Supervised fine-tuning on the attempts that passed. Start reading at ``loop``."""

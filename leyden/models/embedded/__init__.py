@@ -1,0 +1,1 @@
+"""A small OpenAI-compatible engine on Transformers: requests decoded together, shared prefixes computed once."""

@@ -1,1 +1,1 @@
-"""The store: a durable queue of rollouts with everything captured about them. ``sqlstore`` runs it, ``serving`` offers it, ``client`` uses it."""
+"""The store: a durable queue of rollouts with everything captured about them. see ``sqlstore``, ``serving``, ``client``."""

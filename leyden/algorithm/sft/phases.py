@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from leyden.algorithm.dataset import row_id, supervised_tokens, write_rows
@@ -187,7 +188,8 @@ class Phases:
                 timeout=self.config.train_timeout,
             )
             step.outputs = result.model_dump(mode="json", exclude={"files"})
-            step.view.update(note=f"loss {result.losses[0]:.3f} → {result.losses[-1]:.3f}, {result.supervised_tokens} tokens learnt")
+            loss = f"mean loss {fmean(result.losses):.3f} over {result.steps} steps"
+            step.view.update(note=f"{loss}, {result.supervised_tokens} tokens learnt")
         return result
 
     async def _verify(self, iteration: int, version: str, job: TrainJob) -> None:

@@ -52,8 +52,7 @@ class Iteration:
             "rows": result.rows,
             "steps": result.steps,
             "supervised_tokens": result.supervised_tokens,
-            "first_loss": result.losses[0],
-            "last_loss": result.losses[-1],
+            "losses": [round(loss, 4) for loss in result.losses],
             "seconds": round(result.seconds, 1),
         }
 

@@ -270,15 +270,20 @@ class Runner:
         loop = asyncio.get_running_loop()
 
         def report(refs: list[LeaseRef], verdicts: list[Verdict], sent: float) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and with it all leases
-                loop.call_soon_threadsafe(self._take_beats, refs, verdicts, sent)
-            now = time.monotonic()
-            since = self._untaken_since = self._untaken_since or now
-            if now - since > self.config.stop_grace and any(verdict is not Verdict.HELD for verdict in verdicts):
+            since = self._untaken_since
+            if since is None:
+                self._untaken_since = time.monotonic()  # before the loop can take this report, and clear it
+            elif time.monotonic() - since > self.config.stop_grace and self._must_stop(refs, verdicts) and since == self._untaken_since:
                 self._say("an agent blocks the event loop and cannot be stopped; ending this process")
                 self._on_blocked()
+            with suppress(RuntimeError):  # the loop has ended, and with it all leases
+                loop.call_soon_threadsafe(self._take_beats, refs, verdicts, sent)
 
         return report
+
+    def _must_stop(self, refs: list[LeaseRef], verdicts: list[Verdict]) -> bool:
+        """An attempt that ended while the beat was under way is lost too, and needs no stop."""
+        return any(verdict is not Verdict.HELD and ref in self._held for ref, verdict in zip(refs, verdicts, strict=True))
 
     def _take_beats(self, refs: list[LeaseRef], verdicts: list[Verdict], sent: float) -> None:
         self._untaken_since = None

@@ -300,7 +300,9 @@ def load(directory: Path) -> Any:
     """The model in float32 on the CPU, whatever it was saved in."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # of reading weights: it would fill the terminal of ``leyden models verify``
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import secrets
 import sys
@@ -11,7 +12,7 @@ from typing import Protocol
 
 import httpx
 
-from leyden.errors import Unavailable
+from leyden.errors import EXTRAS, MissingExtra, Unavailable
 from leyden.models.importer import check_checkpoint
 from leyden.process import Child, spawn, wait_ready
 
@@ -23,7 +24,8 @@ class Engine(Protocol):
     base_url: str  # ends in /v1; empty until started
 
     async def start(self) -> None:
-        """Raises ``UsageError`` for a broken checkpoint, ``Unavailable`` with the log's last lines when the child dies or is too slow."""
+        """Raises ``UsageError`` for a broken checkpoint or a missing extra, ``Unavailable`` with the end of its log when the child dies
+        or is too slow."""
         ...
 
     async def stop(self) -> None:
@@ -53,6 +55,9 @@ class EmbeddedEngine:
         self._child: Child | None = None
 
     async def start(self) -> None:
+        for module in ("torch", "transformers"):
+            if importlib.util.find_spec(module) is None:
+                raise MissingExtra(module, EXTRAS[module])
         check_checkpoint(self.model_dir)
         nonce = secrets.token_hex(16)
         with tempfile.TemporaryDirectory(prefix="leyden-engine-") as scratch:

@@ -19,7 +19,7 @@ from tasks import MIXES, make_tasks
 import leyden
 from leyden.algorithm.statistics import wilson
 from leyden.cli import reported
-from leyden.errors import UsageError
+from leyden.errors import Unavailable, UsageError
 from leyden.models.engine import EmbeddedEngine
 from leyden.process import new_marker
 from leyden.runners.dry_run import adev
@@ -51,7 +51,7 @@ async def row(engine: EmbeddedEngine, name: str, args: argparse.Namespace) -> st
         results = await adev(math_agent, tasks, llm=llm, concurrency=args.concurrency)
         failed = next((result.error for result in results if result.error), None)
         if failed:
-            raise UsageError(f"an attempt failed, so the pass rate would not be true: {failed}", "see the engine's log")
+            raise Unavailable(f"an attempt failed, so the pass rate would not be true: {failed}", "try again with a lower --concurrency")
         rates.append(sum(result.reward or 0 for result in results) / len(results))
     sampled, greedy = rates
     fit = FIT_SAMPLED[0] <= sampled <= FIT_SAMPLED[1] and greedy <= FIT_GREEDY

@@ -77,7 +77,8 @@ def _result(summary: dict[str, Any]) -> str:
 
 
 def _find(runs: Path, wanted: str) -> Path:
-    wanted = wanted.removeprefix("@") if wanted == "@latest" else wanted
+    if wanted == "@latest":
+        wanted = "latest"  # the link
     if (runs / wanted).is_dir():
         return (runs / wanted).resolve()
     names = [path.name for path in _paths(runs)]

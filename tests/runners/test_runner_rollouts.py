@@ -20,7 +20,7 @@ from leyden.server import sqlstore
 from leyden.server.client import StoreClient
 from leyden.server.serving import listening
 from leyden.server.sqlstore import SQLStore
-from leyden.types import LLM, AttemptState, FailureKind, LeaseRef, NewRollout, Rollout, RolloutConfig, RolloutState, Verdict
+from leyden.types import LLM, AttemptState, FailureKind, NewRollout, Rollout, RolloutConfig, RolloutState, Verdict
 
 LIMIT = 30.0  # seconds until a test that hangs is told so
 
@@ -377,40 +377,5 @@ def test_a_thread_that_cannot_be_stopped_ends_the_runner_and_the_rest_is_handed_
             stuck, other = await store.list_rollouts(ids=[item.id for item in rollouts])
             assert stuck.failure is FailureKind.TIMEOUT and other.state is RolloutState.QUEUED
             end.set()
-
-    run(scenario)
-
-
-def test_only_a_loop_that_leaves_a_report_untaken_while_an_attempt_must_stop_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beats are lease / 4 apart, so what an earlier report left behind would look like a long wait at the next."""
-
-    @rollout
-    async def agent(task: Any) -> float:
-        return 1.0
-
-    async def scenario() -> None:
-        blocked: list[bool] = []
-        runner = Runner(agent, lambda: StoreClient("http://127.0.0.1:9"), RunnerConfig(), on_blocked=lambda: blocked.append(True))
-        held, ended = LeaseRef(rollout_id="held", attempt=1, token=1), LeaseRef(rollout_id="ended", attempt=1, token=1)
-        runner._held[held] = runner_module._Held.__new__(runner_module._Held)
-        monkeypatch.setattr(runner, "_take_beats", lambda *_: setattr(runner, "_untaken_since", None))
-        loop, now, waiting = asyncio.get_running_loop(), 100.0, []
-        monkeypatch.setattr(runner_module.time, "monotonic", lambda: now)
-        report = runner._reporter()
-
-        # The loop takes the first report before the heart's thread goes on, the second one later.
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call, *args: call(*args))
-        report([held], [Verdict.HELD], now)
-        now += 15.0
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call, *args: waiting.append((call, args)))
-        report([held], [Verdict.LOST], now)
-        assert not blocked
-
-        # It leaves the second one lying: blocked, but not for an attempt that has ended meanwhile.
-        now += 15.0
-        report([ended], [Verdict.LOST], now)
-        assert not blocked
-        report([held], [Verdict.LOST], now)
-        assert blocked == [True]
 
     run(scenario)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,4 +146,9 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
         elif iteration.reason:
             board.say(f"iteration {iteration.number}: {'promoted' if iteration.promoted else 'not promoted'}. {iteration.reason}")
     board.say(f"champion: {summary.champion_path}")
-    board.say(f"next: leyden serve {summary.champion_path}")
+    board.say(f"next: {_leyden()} serve {summary.champion_path}")
+
+
+def _leyden() -> str:
+    """How to type our command line here: ``make demo`` runs in an environment that nobody has activated."""
+    return "leyden" if shutil.which("leyden") else os.path.relpath(Path(sys.executable).with_name("leyden"))

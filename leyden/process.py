@@ -5,7 +5,8 @@ end-of-file when we are gone, SIGKILL included. (A parent-death signal would fol
 A *session of its own*: stopping a child can kill its whole process group. A *marker* in the environment, inherited by everything that
 descends from the child, MCP servers and engine workers in sessions of their own included: what still carries it after a stop is ended.
 
-Markers nest: ``run/child/grandchild``; ending one ends all below it.
+Markers nest: ``run/child/grandchild``; ending one ends all below it. Each part begins with the id of the process that made it, so that
+what has outlived one of its makers can be told (``leyden doctor``).
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _TAIL_BYTES = 1 << 16
 def new_marker() -> str:
     """A marker no other process carries; below our own where we are a child ourselves."""
     own = os.environ.get(MARKER)
-    return f"{own}/{secrets.token_hex(6)}" if own else secrets.token_hex(6)
+    fresh = f"{os.getpid()}-{secrets.token_hex(6)}"
+    return f"{own}/{fresh}" if own else fresh
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -79,6 +81,7 @@ class Child:
         self.marker = marker
         self.log_path = log_path
         self.stdout = process.stdout
+        self.digest: Callable[[list[str]], list[str]] = lambda lines: lines[-20:]  # what of its log's last lines an error shows
         self._process = process
         self._log_start = log_start
         self._death_pipe: int | None = death_pipe
@@ -148,7 +151,7 @@ async def spawn(
     Output is appended to ``log_path``, or goes to our stderr without one; ``stdout_pipe`` keeps stdout apart, as ``Child.stdout``.
     ``env`` is added to ``child_env``. Stdin is empty. Raises ``UsageError`` for a program that cannot be started.
     """
-    own_marker = f"{marker}/{secrets.token_hex(4)}"
+    own_marker = f"{marker}/{os.getpid()}-{secrets.token_hex(4)}"
     read_end, write_end = os.pipe()
     _death_pipes.add(write_end)
     try:
@@ -303,7 +306,7 @@ def reserve_port(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         sock.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise UsageError(f"port {port} is taken{_holder(port)}", "stop it, or choose another with --port (0: any free one)") from error
+            raise UsageError(f"port {port} is taken{holder_of(port)}", "stop it, or choose another with --port (0: any)") from error
         raise UsageError(f"cannot listen on {host}:{port}: {error}", "choose another with --host and --port") from error
     return sock
 
@@ -313,7 +316,8 @@ def check_port_free(host: str, port: int) -> None:
     reserve_port(host, port).close()
 
 
-def _holder(port: int) -> str:
+def holder_of(port: int) -> str:
+    """`` by NAME (pid N)`` for whoever listens on the port; empty where we may not know."""
     with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
         for connection in psutil.net_connections(kind="tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
@@ -353,9 +357,18 @@ async def _unless(death: asyncio.Future[int], probe: Awaitable[bool], timeout: f
         answer.cancel()
 
 
+def died(child: Child, what: str) -> Unavailable:
+    """The error that a child's unexpected end is, with the last lines of its log. The child must have ended."""
+    assert child.returncode is not None
+    return Unavailable(f"{what} died ({_describe(child.returncode)})", _log_hint(child))
+
+
 def _describe(returncode: int) -> str:
     return f"exit status {returncode}" if returncode >= 0 else f"killed by {signal.Signals(-returncode).name}"
 
 
 def _log_hint(child: Child) -> str | None:
-    return f"last lines of {child.log_path}:\n{child.tail()}" if child.log_path else None
+    if child.log_path is None:
+        return None
+    lines = "\n".join(child.digest(child.tail(_TAIL_BYTES).splitlines()))
+    return f"last lines of {child.log_path}:\n{lines}"

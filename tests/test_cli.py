@@ -56,14 +56,15 @@ def versions(tmp_path: Path) -> Path:
     source.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (source / name).write_text("{}")
+    (source / "generation_config.json").write_text('{"eos_token_id": 2}')
     (source / "chat_template.jinja").write_text("{{ messages }}")
     (source / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     registry = Registry(tmp_path / "models")
     base = registry.import_version(source)
-    with registry.new_version(base) as draft:
-        for path in source.iterdir():
-            (draft.path / path.name).write_bytes(path.read_bytes())
-        draft.commit(metrics={"pass_rate": 0.5})
+    draft = registry.new_draft(base)
+    for path in source.iterdir():
+        (draft.path / path.name).write_bytes(path.read_bytes())
+    draft.commit(metrics={"pass_rate": 0.5})
     return registry.directory
 
 
@@ -194,38 +195,38 @@ def test_the_store_starts_and_stops_by_either_name(tmp_path: Path, program: str,
 
 
 def test_versions_are_listed_for_people_and_for_programs(versions: Path) -> None:
-    plain = leyden_command("models", "list", "--in", str(versions)).stdout.splitlines()
+    plain = leyden_command("models", "list", "--models", str(versions)).stdout.splitlines()
     assert [line.split()[0] for line in plain] == ["version_0", "version_1"]
     assert plain[0].endswith("champion")
-    listed = json.loads(leyden_command("models", "list", "--in", str(versions), "--json").stdout)
+    listed = json.loads(leyden_command("models", "list", "--models", str(versions), "--json").stdout)
     assert (listed["format"], listed["champion"], len(listed["versions"])) == (1, "version_0", 2)
 
 
 def test_a_version_is_shown_by_name_or_pointer(versions: Path) -> None:
-    shown = json.loads(leyden_command("models", "show", "@latest", "--in", str(versions), "--json").stdout)
+    shown = json.loads(leyden_command("models", "show", "@latest", "--models", str(versions), "--json").stdout)
     assert (shown["version"], shown["parent"], shown["metrics"]) == ("version_1", "version_0", {"pass_rate": 0.5})
-    wrong = leyden_command("models", "show", "version_2", "--in", str(versions))
+    wrong = leyden_command("models", "show", "version_2", "--models", str(versions))
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "hint: did you mean version_" in wrong.stderr
 
 
 def test_promotion_moves_the_champion_and_rollback_moves_it_back(versions: Path) -> None:
     registry = Registry(versions)
-    assert leyden_command("models", "promote", "version_1", "--in", str(versions), "--dry-run").returncode == 0
+    assert leyden_command("models", "promote", "version_1", "--models", str(versions), "--dry-run").returncode == 0
     assert registry.get("@champion").name == "version_0"
-    assert leyden_command("models", "promote", "version_1", "--in", str(versions)).returncode == 0
+    assert leyden_command("models", "promote", "version_1", "--models", str(versions)).returncode == 0
     assert (registry.get("@champion").name, registry.get("@previous").name) == ("version_1", "version_0")
-    assert leyden_command("models", "rollback", "--in", str(versions)).returncode == 0
+    assert leyden_command("models", "rollback", "--models", str(versions)).returncode == 0
     assert registry.get("@champion").name == "version_0"
 
 
 def test_verify_answers_no_for_a_changed_file(versions: Path) -> None:
-    good = leyden_command("models", "verify", "version_1", "--in", str(versions))
+    good = leyden_command("models", "verify", "version_1", "--models", str(versions))
     assert (good.returncode, good.stdout.split()[0]) == (0, "ok")
     (versions / "version_1" / "config.json").write_text('{"changed": true}')
-    bad = leyden_command("models", "verify", "version_1", "--in", str(versions), "--json")
+    bad = leyden_command("models", "verify", "version_1", "--models", str(versions), "--json")
     assert bad.returncode == 1
-    assert json.loads(bad.stdout)["checks"][0]["detail"] == "differ from the manifest: config.json"
+    assert json.loads(bad.stdout)["checks"][0]["detail"] == "differ from the manifest: config.json: changed"
 
 
 def test_a_local_model_is_imported_and_its_path_printed(versions: Path, tmp_path: Path) -> None:
@@ -235,23 +236,81 @@ def test_a_local_model_is_imported_and_its_path_printed(versions: Path, tmp_path
     assert again.returncode == 2 and "already exists" in again.stderr
 
 
+def test_what_a_model_lacks_is_said_when_it_is_imported(versions: Path, tmp_path: Path) -> None:
+    done = leyden_command("models", "import", str(tmp_path / "source"), "--to", "mine", "--json", cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    assert (answer["format"], answer["path"]) == (1, "mine")
+    assert "knows no tools" in answer["advice"][0]["detail"]
+    assert answer["advice"][0]["fix"] == "leyden models import mine --to DIRECTORY --chat-template hermes"
+    assert "warning: template: knows no tools" in done.stderr
+
+
+def test_versions_are_those_of_the_latest_run_or_of_the_one_named(
+    runs: Path, versions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions.rename(runs / "20261101-120000-aaaa" / "models")
+    monkeypatch.chdir(runs.parent)
+    for args in ([], ["--run", "20261101"], ["--run", "@latest"], ["--models", "runs/latest/models"]):
+        assert leyden.cli.run(["models", "list", *args]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 2, args
+    assert leyden.cli.run(["models", "list", "--run", "20261101", "--models", "runs/latest/models"]) == 2
+    assert capsys.readouterr().err.startswith("error: --run and --models exclude each other")
+    assert leyden.cli.run(["models", "list", "--run", "20261102"]) == 2
+    assert "hint: see the runs there are: leyden runs list" in capsys.readouterr().err
+
+
+def test_the_lineage_of_a_version_begins_with_the_imported_base(versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert leyden.cli.run(["models", "lineage", "@latest", "--models", str(versions)]) == 0
+    plain = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in plain] == ["version_0", "version_1"]
+    assert plain[0].endswith("imported") and "version_0 trained on dataset" in plain[1]
+    assert leyden.cli.run(["models", "lineage", "version_1", "--models", str(versions), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [version["version"] for version in told["lineage"]] == ["version_0", "version_1"]
+
+
+def test_a_version_is_found_by_a_beginning_that_only_it_has(versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (versions / "version_1").rename(versions / "version_10")
+    manifest = json.loads((versions / "version_10" / "manifest.json").read_text())
+    (versions / "version_10" / "manifest.json").write_text(json.dumps({**manifest, "version": "version_10"}))
+    for name, status in (("version_1", 0), ("version_10", 0), ("version_", 2), ("version_2", 2)):
+        assert leyden.cli.run(["models", "show", name, "--models", str(versions), "--json"]) == status
+        if status == 0:
+            assert json.loads(capsys.readouterr().out)["version"] == "version_10"
+
+
+@pytest.mark.parametrize(("move", "champion"), [(["promote", "version_1"], "version_1"), (["rollback"], "version_0")])
+def test_a_move_of_the_champion_is_data_and_may_be_tried(
+    versions: Path, capsys: pytest.CaptureFixture[str], move: list[str], champion: str
+) -> None:
+    registry = Registry(versions)
+    if move == ["rollback"]:
+        registry.promote("version_1", "a test")
+    before = registry.get("@champion").name
+    for args, dry in ((["--dry-run"], True), ([], False)):
+        assert leyden.cli.run(["models", *move, "--models", str(versions), "--json", *args]) == 0
+        assert json.loads(capsys.readouterr().out) == {"format": 1, "before": before, "champion": champion, "dry_run": dry}
+        assert registry.get("@champion").name == (before if dry else champion)
+
+
 # -- runs ------------------------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_listed_with_what_they_came_to(runs: Path) -> None:
     lines = leyden_command("runs", "list", cwd=runs.parent).stdout.splitlines()
     assert lines == [
-        "20261101-120000-aaaa  champion version_1, pass rate 0.25 → 0.75",
-        "20261102-130000-bbbb  no summary: it goes on, or was interrupted",
+        "20261101-120000-aaaa  finished, champion version_1, pass rate 0.25 → 0.75",
+        "20261102-130000-bbbb  interrupted before its first step",
     ]
     listed = json.loads(leyden_command("runs", "list", "--json", cwd=runs.parent).stdout)
-    assert listed["format"] == 1
-    assert [run["finished"] for run in listed["runs"]] == [True, False]
+    assert listed["format"] == 2
+    assert [run["state"] for run in listed["runs"]] == ["finished", "interrupted"]
 
 
 @pytest.mark.parametrize("args", [[], ["latest"], ["20261101"]])
 def test_a_run_is_found_by_link_and_by_prefix(runs: Path, args: list[str]) -> None:
-    assert json.loads(leyden_command("runs", "show", *args, "--json", cwd=runs.parent).stdout) == SUMMARY
+    shown = json.loads(leyden_command("runs", "show", *args, "--json", cwd=runs.parent).stdout)
+    assert (shown["state"], shown["summary"]) == ("finished", SUMMARY)
 
 
 def test_a_run_is_shown_as_a_table(runs: Path) -> None:
@@ -267,7 +326,6 @@ def test_a_run_is_shown_as_a_table(runs: Path) -> None:
         ("2026110", "2026110 could be 20261101-120000-aaaa, 20261102-130000-bbbb", "give more of the id"),
         ("20261102-130000-bbbc", "no run '20261102-130000-bbbc' in runs", "did you mean 20261102-130000-bbbb?"),
         ("zzz", "no run 'zzz' in runs", "see what there is: leyden runs list"),
-        ("20261102", "run 20261102-130000-bbbb has no summary: it goes on, or was interrupted", "see its logs: runs/2026"),
     ],
 )
 def test_a_run_that_cannot_be_shown_is_wrong_use(runs: Path, wanted: str, error: str, hint: str) -> None:

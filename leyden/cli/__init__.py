@@ -15,9 +15,10 @@ from leyden.errors import EXTRAS, LeydenError, MissingExtra, UsageError
 VERBS = {
     "store": "Start the rollout store.",
     "runners": "Run an agent on the store's tasks, in several processes.",
-    "serve": "Serve a model directory with the embedded engine.",
+    "serve": "Serve a model directory with vLLM or the embedded engine.",
     "models": "Import models; list, show, verify and promote versions.",
     "runs": "List training runs and show what they came to.",
+    "doctor": "Look for what would stop or spoil a run, and say what mends it.",
 }
 
 INTERRUPTED = 130

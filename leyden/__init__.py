@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from leyden.algorithm.algorithm import Algorithm
+    from leyden.algorithm.baseline import Baseline
+    from leyden.algorithm.sft.algorithm import SFT
     from leyden.errors import (
         Busy,
         Conflict,
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     )
     from leyden.proxy import LLMProxy
     from leyden.runners import dev, emit_reward, rollout, spawn_runners
+    from leyden.runners.hooks import Hook
+    from leyden.runners.tracer import OtelTracer
     from leyden.server.client import StoreClient
     from leyden.server.sqlstore import SQLStore
     from leyden.trainer import Trainer
@@ -40,13 +45,19 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "LLM", "Busy", "Conflict", "Generation", "InvalidRequest", "LLMProxy", "LeaseLost", "LeydenError", "MissingExtra", "Mode",
-    "NewRollout", "NotFound", "PromptTemplate", "Resources", "Reward", "Rollout", "RolloutConfig", "SQLStore", "Span", "StoreClient",
-    "TooLarge", "Trainer", "Triplet", "Unavailable", "UsageError", "dev", "emit_reward", "rollout", "spawn_runners",
+    "LLM", "SFT", "Algorithm", "Baseline", "Busy", "Conflict", "Generation", "Hook", "InvalidRequest", "LLMProxy", "LeaseLost",
+    "LeydenError", "MissingExtra", "Mode", "NewRollout", "NotFound", "OtelTracer", "PromptTemplate", "Resources", "Reward", "Rollout",
+    "RolloutConfig", "SQLStore", "Span", "StoreClient", "TooLarge", "Trainer", "Triplet", "Unavailable", "UsageError", "dev",
+    "emit_reward", "rollout", "spawn_runners",
 ]  # fmt: skip
 
 _ROOMS = {
+    "leyden.algorithm.algorithm": ("Algorithm",),
+    "leyden.algorithm.baseline": ("Baseline",),
+    "leyden.algorithm.sft.algorithm": ("SFT",),
     "leyden.runners": ("dev", "emit_reward", "rollout", "spawn_runners"),
+    "leyden.runners.hooks": ("Hook",),
+    "leyden.runners.tracer": ("OtelTracer",),
     "leyden.server.client": ("StoreClient",),
     "leyden.server.sqlstore": ("SQLStore",),
     "leyden.proxy": ("LLMProxy",),

@@ -83,6 +83,14 @@ class Unavailable(LeydenError):
     exit_code = 3
 
 
+class DiskError(LeydenError):
+    """Something could not be written. What was whole before still is."""
+
+    code = "disk"
+    status = 507
+    exit_code = 3
+
+
 # Modules that only an extra brings: who misses one is told which to install.
 EXTRAS = {
     "torch": "train", "transformers": "train", "trl": "train", "peft": "train", "datasets": "train", "accelerate": "train",

@@ -115,6 +115,7 @@ class Rollout(Record):
     group: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     attempt: int = 0  # number of the latest attempt; 0 before the first claim
+    released: int = 0  # how many attempts were handed back unharmed: they do not count
     failure: FailureKind | None = None  # of the attempt that made it final
     error: str | None = None
     created_at: int

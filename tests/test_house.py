@@ -32,7 +32,9 @@ ARROWS = {
     "models": GROUND,
     "algorithm": GROUND | {"server", "proxy", "runners", "environments", "models"},
 }
-ARROWS["trainer"] = {*ARROWS["algorithm"], "algorithm"}
+ARROWS["doctor"] = {*ARROWS["algorithm"], "algorithm"}
+ARROWS["trainer"] = {*ARROWS["doctor"], "doctor"}
+ARROWS["agentlightning"] = {*ARROWS["trainer"], "trainer"}
 ARROWS["cli"] = {*ARROWS["trainer"], "trainer"}
 ARROWS["__main__"] = {"cli"}
 ARROWS["__init__"] = {*ARROWS["cli"], "cli"}
@@ -98,6 +100,7 @@ def test_heavy_imports_stay_inside_what_needs_them(path: Path) -> None:
 
 LIGHT_DOORS = (
     "leyden.server.client", "leyden.runners", "leyden.runners.runner", "leyden.proxy", "leyden.trainer", "leyden.models.registry",
+    "leyden.agentlightning",
 )  # fmt: skip
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from tasks import MIXES, Task, load_tasks, make_tasks
 
 from leyden.algorithm.selection import SelectionConfig
+from leyden.algorithm.sft.algorithm import SFT
 from leyden.algorithm.sft.config import PRESETS, TrainConfig
 from leyden.algorithm.sft.settings import SFTConfig
 from leyden.errors import UsageError
+from leyden.models.engine_config import EngineConfig
 
 DEMO_MIX = "signed"
 
@@ -32,25 +37,60 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the tasks and of the selection")
     add("--runs", type=Path, default=Path("runs"), help="where run directories go")
     add("--proxy-port", type=int, default=0, metavar="PORT", help="0: any free one")
+    add("--resume", metavar="RUN", help="go on with this run: its id, the beginning of it, or @latest")
+    add("--fork", metavar="RUN", help="a new run that begins with that run's champion")
+    add("--new", action="store_true", help="start afresh even if a run with these settings did not end")
     add("--dry-run", action="store_true", help="print the plan and stop")
     add("--debug", action="store_true", help="show tracebacks")
+
+    add = options.add_argument_group("engine and training (docs/gpu.md)").add_argument
+    add("--engine", default="auto", choices=("auto", "embedded", "vllm"), help="auto: vLLM where there is a GPU and a vLLM")
+    add("--engine-python", metavar="PYTHON", help="the interpreter of an environment that has vLLM")
+    add("--engine-command", metavar="COMMAND", help='how to start vLLM instead, such as "vllm serve"')
+    add("--engine-args", metavar="ARGS", default="", help="more of vLLM's own options, in one text")
+    add("--context", type=int, metavar="TOKENS", help="the longest conversation that vLLM serves")
+    add("--gpu-memory", type=float, default=0.7, metavar="SHARE", help="of the GPU's memory, for vLLM")
+    add("--quantization", metavar="KIND", help="of the served model, such as bitsandbytes (GPU)")
+    add("--runtime-lora", action="store_true", help="load adapters into one running vLLM instead of restarting it")
+    add("--train-backend", default="auto", choices=("auto", "trl", "unsloth"), help="auto: unsloth on a GPU where it is installed")
+    add("--train-python", metavar="PYTHON", help="the interpreter of an environment that has the backend")
     return options
 
 
-def read_config(args: argparse.Namespace) -> SFTConfig:
+def read_algorithm(args: argparse.Namespace) -> SFT:
     """Raises ``UsageError`` for a value out of range."""
     try:
-        return SFTConfig(
+        preset = TrainConfig.preset(args.preset)
+        where = {"backend": args.train_backend, "python": args.train_python}
+        config = SFTConfig(
             iterations=args.iterations,
             attempts=args.attempts,
             max_tokens=args.max_tokens,
             selection=SelectionConfig(),
-            train=TrainConfig.preset(args.preset),
+            train=TrainConfig.model_validate(preset.model_dump() | where),
             seed=args.seed,
+        )
+        engine = EngineConfig(
+            kind=args.engine,
+            python=args.engine_python,
+            command=tuple(shlex.split(args.engine_command)) if args.engine_command else None,
+            max_model_len=args.context,
+            gpu_memory_utilization=args.gpu_memory,
+            quantization=args.quantization,
+            runtime_lora=args.runtime_lora,
+            extra_args=tuple(shlex.split(args.engine_args)),
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}", "see --help") from None
+        field = str(first["loc"][0]) if first["loc"] else "engine"
+        raise UsageError(f"--{field.replace('_', '-')}: {first['msg']}", "see --help") from None
+    return SFT(config, args.model, engine)
+
+
+def run_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What both drivers tell their ``Trainer`` about the run."""
+    command = ["python", *sys.argv]
+    return {"runs": args.runs, "resume": args.resume, "fork": args.fork, "new": args.new, "command": command, "debug": args.debug}
 
 
 def read_tasks(args: argparse.Namespace) -> tuple[list[Task], list[Task], str]:

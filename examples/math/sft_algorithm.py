@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from options import parser, read_config, read_tasks
+from options import parser, read_algorithm, read_tasks, run_options
 
 from leyden.algorithm.sft.plan import print_plan
 from leyden.algorithm.sft.report import Board, stdout_console
 from leyden.algorithm.sft.summary import print_summary
 from leyden.cli import reported
+from leyden.proxy import LLMProxy
 from leyden.trainer import Trainer
 
 
@@ -30,17 +31,17 @@ def main(args: argparse.Namespace) -> None:
 
     # 2. No agent here: the runners have it. The store is the one they claim from.
     trainer = Trainer(
-        config=read_config(args), model=args.model, store=args.store, proxy_port=args.proxy_port, runs=args.runs, debug=args.debug
+        algorithm=read_algorithm(args), store=args.store, llm_proxy=LLMProxy(port=args.proxy_port), **run_options(args)
     )  # fmt: skip
-    plan = trainer.plan(train, heldout, tasks_from)
+    plan = trainer.plan(None, train, heldout, tasks_from)
     if args.dry_run:
         print_plan(plan, stdout_console())
         return
 
-    # 3. The loop. Ctrl+C ends it in good order, and leaves store and runners alone.
+    # 3. The loop. Ctrl+C ends it in good order, and leaves store and runners alone; the same command goes on with it.
     board = Board()
     print_plan(plan, board.console)
-    summary = trainer.fit(train, heldout, board)
+    summary = trainer.fit(None, train, heldout, board)
 
     # 4. What it came to.
     print_summary(summary, stdout_console(), board)

@@ -4,7 +4,8 @@
 
 ``Trainer`` starts what ``sft_algorithm.py`` expects to find: a store, kept in the run directory, and runner processes for the math
 agent. Then it runs the same loop, serve → collect → select → train → verify → evaluate → promote, which
-``leyden/algorithm/sft/loop.py`` tells on a page. Whatever happens, it leaves no process behind.
+``leyden/algorithm/sft/loop.py`` tells on a page. Whatever happens, it leaves no process behind, and the same command goes on where it
+stopped.
 
 With other tasks:  --dataset problems.jsonl  (rows with ``input`` and ``target``), with another model:  --model DIR
 """
@@ -15,12 +16,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from options import parser, read_config, read_tasks
+from options import parser, read_algorithm, read_tasks, run_options
 
 from leyden.algorithm.sft.plan import print_plan
 from leyden.algorithm.sft.report import Board, stdout_console
 from leyden.algorithm.sft.summary import print_summary
 from leyden.cli import reported
+from leyden.proxy import LLMProxy
 from leyden.trainer import Trainer
 
 AGENT = f"{Path(__file__).with_name('math_agent.py')}:math_agent"
@@ -32,16 +34,13 @@ def main(args: argparse.Namespace) -> None:
 
     # 2. Whatever else is to be decided. Nothing runs yet.
     trainer = Trainer(
-        config=read_config(args),
-        model=args.model,
-        agent=args.agent,
-        runners=args.runners,
+        algorithm=read_algorithm(args),
+        n_runners=args.runners,
         concurrency=args.concurrency,
-        proxy_port=args.proxy_port,
-        runs=args.runs,
-        debug=args.debug,
+        llm_proxy=LLMProxy(port=args.proxy_port),
+        **run_options(args),
     )
-    plan = trainer.plan(train, heldout, tasks_from)
+    plan = trainer.plan(args.agent, train, heldout, tasks_from)
     if args.dry_run:
         print_plan(plan, stdout_console())
         return
@@ -49,7 +48,7 @@ def main(args: argparse.Namespace) -> None:
     # 3. The loop. Ctrl+C ends it in good order.
     board = Board()
     print_plan(plan, board.console)
-    summary = trainer.fit(train, heldout, board)
+    summary = trainer.fit(args.agent, train, heldout, board)
 
     # 4. What it came to.
     print_summary(summary, stdout_console(), board)

@@ -10,7 +10,7 @@ from typing import Any
 
 from leyden.algorithm.rows import IGNORED, Row
 from leyden.errors import MissingExtra, UsageError
-from leyden.models.files import sha256_of, sync
+from leyden.models.files import disk_errors, sha256_of, sync
 
 
 def row_id(row: Row) -> str:
@@ -21,7 +21,7 @@ def row_id(row: Row) -> str:
 def write_rows(path: Path, rows: Sequence[Row]) -> str:
     """Write an Arrow IPC file (arrow.apache.org/docs/format/Columnar.html) and return its sha256.
 
-    The file appears whole or not at all. Raises ``UsageError`` for rows that ``check_rows`` refuses.
+    The file appears whole or not at all. Raises ``UsageError`` for rows that ``check_rows`` refuses, ``DiskError``.
     """
     check_rows(rows)
     pa = _arrow()
@@ -32,13 +32,17 @@ def write_rows(path: Path, rows: Sequence[Row]) -> str:
     ])  # fmt: skip
     table = pa.Table.from_pylist([_as_columns(row) for row in rows], schema=schema)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        writer.write_table(table)
-    sync(temporary)
-    digest = sha256_of(temporary)
-    temporary.replace(path)
-    sync(path.parent)
+    with disk_errors(path.parent, needs=table.nbytes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                writer.write_table(table)
+            sync(temporary)
+            digest = sha256_of(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
     return digest
 
 

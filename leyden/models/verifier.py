@@ -1,4 +1,4 @@
-"""Is a saved version what it says: base + adapter, in the right precision, reading conversations as its parent does?
+"""Is a saved version what it says: unquantised base + adapter, in the right precision, reading conversations as its parent does?
 
 ``python -m leyden.models.verifier VERSION --base BASE --adapter ADAPTER --parent PARENT`` prints the report as JSON, exit status 1
 where a check fails. ``verify_in_child`` does that for a process that must not load torch.
@@ -10,17 +10,15 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from leyden.errors import Unavailable
+from leyden.errors import LeydenError, Unavailable
+from leyden.models.tensors import Adapter, Weights, bf16_step
 from leyden.process import spawn, watch_parent
 from leyden.types import Record
-
-if TYPE_CHECKING:
-    import torch
 
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "You are careful. Use the calculator, then answer with ### and the number."},
@@ -54,6 +52,10 @@ class Check(Record):
     detail: str
 
 
+Serve = Callable[[Path], Awaitable[str]]
+"""Starts an engine on a version, asks it something, stops it. Returns what it found, raises ``LeydenError`` where that is not well."""
+
+
 class Report(Record):
     version: str
     checks: tuple[Check, ...]
@@ -83,8 +85,12 @@ async def verify_in_child(
     python: str | None = None,
     log_path: Path | None = None,
     timeout: float | None = 900.0,
+    serve: Serve | None = None,
 ) -> Report:
-    """``verify`` in a process of its own. Raises ``Unavailable`` when that dies or takes longer than ``timeout`` seconds."""
+    """``verify`` in a process of its own, and then the check ``engine`` where ``serve`` is given and all else is well.
+
+    Raises ``Unavailable`` when the process dies or takes longer than ``timeout`` seconds.
+    """
     command = [python or sys.executable, "-m", "leyden.models.verifier", str(version_dir)]
     command += ["--base", str(base_dir), "--adapter", str(adapter_dir), "--parent", str(parent_dir)]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -100,26 +106,17 @@ async def verify_in_child(
         await child.stop(grace=2.0)
     if code not in (0, 1) or not answer:
         raise Unavailable(f"the verifier of {version_dir.name} died (exit status {code})", child.tail() or None)
-    return Report.model_validate_json(answer.splitlines()[-1])  # libraries may have printed before
+    report = Report.model_validate_json(answer.splitlines()[-1])  # libraries may have printed before
+    if serve is None or not report.ok:
+        return report
+    return report.model_copy(update={"checks": (*report.checks, await _served(version_dir, serve))})
 
 
-class Weights:
-    """The tensors of a directory's safetensors files, read one at a time."""
-
-    def __init__(self, directory: Path, pattern: str = "*.safetensors") -> None:
-        from safetensors import safe_open
-
-        files = [safe_open(path, framework="pt") for path in sorted(directory.glob(pattern))]
-        self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a dict)
-        if not files:
-            raise FileNotFoundError(f"no {pattern} in {directory}")
-
-    @property
-    def names(self) -> set[str]:
-        return set(self._file_of)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._file_of[name].get_tensor(name)
+async def _served(version_dir: Path, serve: Serve) -> Check:
+    try:
+        return Check(name="engine", ok=True, detail=await serve(version_dir))
+    except LeydenError as error:
+        return Check(name="engine", ok=False, detail=error.message)
 
 
 class Inspection:
@@ -130,6 +127,7 @@ class Inspection:
 
     def checks(self) -> dict[str, Callable[[], str]]:
         return {
+            "base": self.base,
             "chat_template": self.chat_template,
             "tokenizer": self.tokenizer,
             "config": self.config,
@@ -140,6 +138,15 @@ class Inspection:
             "changed": self.changed,
             "logits": self.logits,
         }
+
+    def base(self) -> str:
+        """A base of 4 or 8 bits would put its rounding into every version for good."""
+        config = _read(self.base_dir / "config.json")
+        _require("quantization_config" not in config, "the base is quantised: a merge must start from its 16-bit weights")
+        weights = Weights(self.base_dir)
+        found = {str(weights[name].dtype).removeprefix("torch.") for name in weights.names}
+        _require(found <= {"float32", "bfloat16", "float16"}, f"the base holds weights in {', '.join(sorted(found))}")
+        return f"unquantised, in {', '.join(sorted(found))}"
 
     def chat_template(self) -> str:
         ours, theirs = ((directory / "chat_template.jinja").read_bytes() for directory in (self.version_dir, self.parent_dir))
@@ -168,6 +175,9 @@ class Inspection:
         _require(all(0 <= i < size for i in eos_ids), f"eos_token_id {eos_ids} is outside the vocabulary of {size}")
         tokenizer_eos = AutoTokenizer.from_pretrained(self.version_dir).eos_token_id
         _require(tokenizer_eos in eos_ids, f"the tokenizer ends a turn with {tokenizer_eos}, generation stops at {eos_ids}")
+        kept = _read(self.parent_dir / "generation_config.json") if (self.parent_dir / "generation_config.json").is_file() else generation
+        changed = [key for key in sorted({*generation, *kept} - own) if generation.get(key) != kept.get(key)]
+        _require(not changed, f"generation_config.json differs from the parent's in {', '.join(changed)}")
         return f"the parent's; stops at {eos_ids}"
 
     def dtype(self) -> str:
@@ -194,35 +204,30 @@ class Inspection:
         return "one matrix for input and output"
 
     def weights(self) -> str:
-        """Every saved tensor is float32(base) + scale * B @ A, cast once; sums in another order may round to the other neighbour."""
-        base = Weights(self.base_dir)
+        """Every saved tensor is float32(base) + scale * B @ A, cast once; sums in another order may round to the other neighbour.
+        A module that was trained whole (PEFT's ``modules_to_save``) is the adapter's copy of it, cast once."""
+        base, adapter = Weights(self.base_dir), self._adapter
         _require(base.names == self._merged.names, f"tensors added or lost: {sorted(base.names ^ self._merged.names)[:3]}")
-        adapted = 0
-        unadapted = set(self._adapter)
+        unknown = sorted(adapter.names - base.names)
+        _require(not unknown, f"the adapter holds matrices for tensors that are not there: {unknown[:3]}")
         for name in sorted(base.names):
-            exact = base[name].float()
-            if name in self._adapter:
-                unadapted.discard(name)
-                a, b = self._adapter[name]
-                exact = exact + self._scale * (b @ a)
-                adapted += 1
+            exact = adapter.applied_to(name, base[name].float())
             saved = self._merged[name]
-            expected = exact.to(saved.dtype)
-            differing = saved != expected
+            differing = saved != exact.to(saved.dtype)
             if differing.any():
                 error = (saved.float() - exact).abs()
                 nearest = error <= bf16_step(exact) * (0.5 + 1e-3)
                 _require(
-                    name in self._adapter and bool(nearest.all()),
+                    name in adapter.factors and bool(nearest.all()),
                     f"{name} is not base + adapter: {int(differing.sum())} entries differ, by up to {float(error.max()):.3g}",
                 )
-        _require(not unadapted, f"the adapter holds matrices for tensors that are not there: {sorted(unadapted)[:3]}")
-        return f"{len(base.names)} tensors, of which {adapted} adapted, are bfloat16(base + {self._scale:g} B A)"
+        whole = f", {len(adapter.whole)} trained whole" if adapter.whole else ""
+        return f"{len(base.names)} tensors, of which {len(adapter.factors)} adapted{whole}, are bfloat16(base + {adapter.scale:g} B A)"
 
     def changed(self) -> str:
         parent = Weights(self.parent_dir)
         entries = changed = 0
-        for name in self._adapter:
+        for name in self._adapter.names:
             differs = self._merged[name] != parent[name]
             entries += differs.numel()
             changed += int(differs.sum())
@@ -245,7 +250,7 @@ class Inspection:
             found = self._model(ids).logits
             rounded = adapted.merge_and_unload()
             random = torch.Generator().manual_seed(0)
-            for name in self._adapter:
+            for name in self._adapter.names:
                 weight = rounded.get_parameter(name)
                 weight += (torch.rand(weight.shape, generator=random) - 0.5) * bf16_step(weight)
             noise = float((rounded(ids).logits - expected).abs().max())
@@ -263,29 +268,8 @@ class Inspection:
         return Weights(self.version_dir)
 
     @cached_property
-    def _scale(self) -> float:
-        config = _read(self.adapter_dir / "adapter_config.json")
-        return config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-
-    @cached_property
-    def _adapter(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Name of the adapted tensor → (A [r, in], B [out, r]), float32."""
-        tensors = Weights(self.adapter_dir, "adapter_model.safetensors")
-        modules = [name.removesuffix(".lora_A.weight") for name in sorted(tensors.names) if name.endswith(".lora_A.weight")]
-        return {
-            module.removeprefix("base_model.model.") + ".weight": (
-                tensors[f"{module}.lora_A.weight"].float(),
-                tensors[f"{module}.lora_B.weight"].float(),
-            )
-            for module in modules
-        }
-
-
-def bf16_step(values: torch.Tensor) -> torch.Tensor:
-    """The distance between neighbouring bfloat16 numbers at each float32 value: its power of two (the exponent's bits) over 2 ** 7."""
-    import torch
-
-    return (values.view(torch.int32) & 0x7F800000).view(torch.float32) * 2.0**-7
+    def _adapter(self) -> Adapter:
+        return Adapter(self.adapter_dir, tied=bool(_read(self.base_dir / "config.json").get("tie_word_embeddings")))
 
 
 def render(directory: Path) -> list[int]:

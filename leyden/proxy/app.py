@@ -11,20 +11,29 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from leyden.proxy.answers import Reader
-from leyden.proxy.bindings import Bindings
+from leyden.proxy.bindings import AttemptName, Bindings
 from leyden.proxy.body import Asked
 from leyden.proxy.calls import Calls
 from leyden.proxy.deployments import ModelTable
 from leyden.proxy.refusal import Refusal
+from leyden.types import AttemptBinding
 
 MAX_BODY = 16 * 2**20  # bytes
 
 
 def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
-    """``/v1/...`` with an attempt's key as bearer token; ``/a/{key}/v1/...`` for agents that can set nothing but a URL."""
+    """``/v1/...`` with an attempt's key as bearer token; ``/a/{key}/v1/...`` for agents that can set nothing but a URL.
+
+    ``/rollout/{rollout_id}/attempt/{attempt}/v1/...``, Agent-lightning's form, needs no key: who reaches the store could look it up.
+    """
+
+    async def bind(request: Request) -> AttemptBinding:
+        if "rollout_id" in request.path_params:
+            return await bindings.resolve(AttemptName(request.path_params["rollout_id"], request.path_params["attempt"]))
+        return await bindings.resolve(_key(request))
 
     async def chat_completions(request: Request) -> ASGIApp:
-        binding = await bindings.resolve(_key(request))
+        binding = await bind(request)
         raw = await _read(request)
         asked = Asked.parse(raw)
         fingerprint = (binding.ref.rollout_id, binding.ref.attempt, hashlib.sha256(raw).digest())
@@ -32,12 +41,12 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
         return Reader(calls.answer(asked, binding, fingerprint, is_retry))
 
     async def list_models(request: Request) -> Response:
-        await bindings.resolve(_key(request))
+        await bind(request)
         models = [{"id": d.model_name, "object": "model", "created": 0, "owned_by": "leyden"} for d in table.current]
         return JSONResponse({"object": "list", "data": models})
 
     routes: list[BaseRoute] = []
-    for prefix in ("", "/a/{key}"):
+    for prefix in ("", "/a/{key}", "/rollout/{rollout_id}/attempt/{attempt:int}"):
         routes.append(Route(f"{prefix}/v1/chat/completions", chat_completions, methods=["POST"]))
         routes.append(Route(f"{prefix}/v1/models", list_models, methods=["GET"]))
     return Starlette(routes=routes, exception_handlers={Refusal: _refuse, 404: _no_route, 405: _no_route, ClientDisconnect: _nobody})

@@ -1,10 +1,11 @@
-"""Attempt keys and what they stand for, remembered for a few seconds so that the store is not asked on every call."""
+"""Attempt keys (or names) and what they stand for, remembered for a few seconds so that the store is not asked on every call."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
+from typing import NamedTuple
 
 from leyden.errors import LeaseLost, LeydenError, NotFound
 from leyden.proxy.refusal import Refusal
@@ -15,19 +16,28 @@ MEMORY_SECONDS = 5.0  # how long a lost lease may go unnoticed here; the store's
 MAX_KEYS = 4096
 
 
+class AttemptName(NamedTuple):
+    """An attempt named in a URL instead of by its key."""
+
+    rollout_id: str
+    attempt: int
+
+
 class Bindings:
-    """Resolves attempt keys; concurrent calls with one key share one question to the store."""
+    """Resolves attempts; concurrent calls with one key share one question to the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: OrderedDict[str, tuple[float, asyncio.Task[AttemptBinding]]] = OrderedDict()
+        self._known: OrderedDict[str | AttemptName, tuple[float, asyncio.Task[AttemptBinding]]] = OrderedDict()
 
-    async def resolve(self, key: str) -> AttemptBinding:
-        """Raises ``Refusal``: 401 for a key never issued, 409 ``lease_lost`` once its lease has ended, 503 when the store is away."""
+    async def resolve(self, key: str | AttemptName) -> AttemptBinding:
+        """Raises ``Refusal``: 401 for a key never issued, 404 for an attempt that does not exist, 409 ``lease_lost`` once its lease has
+        ended, 503 when the store is away."""
         now = time.monotonic()
         asked_at, asking = self._known.get(key, (0.0, None))
         if asking is None or now - asked_at > MEMORY_SECONDS:
-            asking = asyncio.ensure_future(self._store.resolve_key(key))
+            question = self._store.resolve_attempt(*key) if isinstance(key, AttemptName) else self._store.resolve_key(key)
+            asking = asyncio.ensure_future(question)
             self._known[key] = now, asking
             self._known.move_to_end(key)
             if len(self._known) > MAX_KEYS:
@@ -36,12 +46,14 @@ class Bindings:
             return await asyncio.shield(asking)  # one caller that leaves must not take the others' answer away
         except LeydenError as error:
             self._known.pop(key, None)
-            raise _refusal(error) from error
+            raise _refusal(key, error) from error
 
 
-def _refusal(error: LeydenError) -> Refusal:
+def _refusal(key: str | AttemptName, error: LeydenError) -> Refusal:
+    if isinstance(error, NotFound) and isinstance(key, AttemptName):
+        return Refusal(404, "unknown_attempt", error.message, "the URL is .../rollout/ROLLOUT_ID/attempt/NUMBER/v1")
     if isinstance(error, NotFound):
         return Refusal(401, "invalid_api_key", "this api key was never issued", "use the key of a claimed rollout")
     if isinstance(error, LeaseLost):
-        return Refusal(409, "lease_lost", "the attempt of this api key has ended", "stop: the rollout is someone else's, or final")
+        return Refusal(409, "lease_lost", "this attempt has ended", "stop: the rollout is someone else's, or final")
     return Refusal(503, "store_unavailable", f"the store did not answer: {error.message}", error.hint, retry_after="1")

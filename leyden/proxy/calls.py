@@ -20,9 +20,11 @@ from leyden.proxy.litellm_bridge import LiteLLMBridge
 from leyden.proxy.passthrough import PassThrough
 from leyden.proxy.refusal import Refusal
 from leyden.server.interface import Store
-from leyden.types import AttemptBinding, Generation, LeaseRef
+from leyden.types import AttemptBinding, LeaseRef, Span
 
 log = logging.getLogger(__name__)
+
+Status = Literal["ok", "error", "disconnected"]
 
 
 class NotRecorded(Refusal):
@@ -81,9 +83,9 @@ class Calls:
     async def _fail(self, ref: LeaseRef, capture: Capture, answer: Answer, refusal: Refusal) -> None:
         answer.settling = True
         self._counters[refusal.code] += 1
-        status: Literal["error", "disconnected"] = "disconnected" if refusal.code == DISCONNECTED else "error"
+        status: Status = "disconnected" if refusal.code == DISCONNECTED else "error"
         try:
-            await self._commit(ref, capture.generations(status, refusal.message))
+            await self._commit(ref, capture, status, refusal.message)
         except NotRecorded as not_recorded:
             refusal = not_recorded
         answer.refuse(refusal)
@@ -101,7 +103,7 @@ class Calls:
                 if not capture.finished:
                     raise Refusal(502, "upstream_broken", f"{deployment.model_name} answered without {asked.n} finished choices")
                 answer.settling = True
-                await self._commit(binding.ref, capture.generations())
+                await self._commit(binding.ref, capture)
                 answer.whole(200, {"content-type": "application/json"}, orjson.dumps(asked.show(response)))
 
     async def _stream(
@@ -123,7 +125,7 @@ class Calls:
         if not capture.finished:
             raise Refusal(502, "upstream_broken", f"{deployment.model_name} ended its stream before its last chunk")
         answer.settling = True
-        await self._commit(ref, capture.generations())
+        await self._commit(ref, capture)
         if answer.status is None:
             answer.start(200, {"content-type": "text/event-stream", "cache-control": "no-cache"})
         for part in (*held, sse.DONE):
@@ -133,8 +135,10 @@ class Calls:
     def _upstream(self, deployment: Deployment) -> PassThrough | LiteLLMBridge:
         return self._litellm if deployment.dialect is Dialect.LITELLM else self._passthrough
 
-    async def _commit(self, ref: LeaseRef, generations: list[Generation]) -> None:
-        """Raises ``NotRecorded``, whatever went wrong in the store: no agent gets an unrecorded sample."""
+    async def _commit(self, ref: LeaseRef, capture: Capture, status: Status = "ok", error_text: str | None = None) -> None:
+        """The rows, and the call's span beside them. Raises ``NotRecorded``, whatever went wrong: no agent gets an unrecorded sample."""
+        generations = capture.generations(status, error_text)
+        spans = asyncio.create_task(self._add_span(ref, capture.span(generations)))
         try:
             await self._store.add_generations(ref, generations)
         except Exception as error:
@@ -143,4 +147,14 @@ class Calls:
             if isinstance(error, LeaseLost):
                 raise NotRecorded(409, "lease_lost", error.message, "stop this attempt") from error
             raise NotRecorded(503, "upstream_not_recorded", f"the call could not be recorded: {error}", "is the store running?") from error
+        finally:
+            await spans
         self._counters["calls"] += 1
+
+    async def _add_span(self, ref: LeaseRef, span: Span) -> None:
+        """A call whose rows are stored is whole without its span: a span that is lost is counted, and the agent gets its sample."""
+        try:
+            await self._store.add_spans(ref, [span])
+        except Exception as error:
+            self._counters["spans_not_recorded"] += 1
+            log.warning("the span of a call of rollout %s was not recorded: %s", ref.rollout_id, error)

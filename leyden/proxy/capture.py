@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 from leyden.proxy.body import Asked
 from leyden.proxy.deployments import Deployment, Dialect
-from leyden.types import Generation, LeaseRef
+from leyden.types import Generation, LeaseRef, Span
 
 # Parts of a request that say what was asked; what is left, but for the envelope, is how it was sampled.
 _CONTENT = (
@@ -140,6 +141,33 @@ class Capture:
             )
             for index, choice in sorted((self._choices or {0: _Choice()}).items())
         ]
+
+    def span(self, generations: Sequence[Generation]) -> Span:
+        """The call as tracers tell it (OpenTelemetry's ``gen_ai`` names), beside its rows. All calls of an attempt are in one trace."""
+        first = generations[0]
+        attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": first.model,
+            "gen_ai.usage.input_tokens": self._usage.get("prompt_tokens"),
+            "gen_ai.usage.output_tokens": self._usage.get("completion_tokens"),
+            "gen_ai.response.finish_reasons": [row.finish_reason for row in generations if row.finish_reason],
+            "error.type": first.error,
+            "leyden.call_id": first.call_id,
+            "leyden.generation_ids": [row.id for row in generations],
+            "leyden.deployment": first.deployment,
+            "leyden.checkpoint": first.checkpoint,
+        }
+        start = first.started_at * 1000
+        return Span(
+            trace_id=hashlib.sha256(f"{first.rollout_id}/{first.attempt}".encode()).hexdigest()[:32],
+            span_id=first.call_id[-16:],
+            name=f"chat {first.model}",
+            kind="client",
+            start_ns=start,
+            end_ns=start + round(first.latency * 1e9),
+            status="ok" if first.status == "ok" else "error",
+            attributes={name: value for name, value in attributes.items() if value not in (None, [])},
+        )
 
     def _completion_tokens(self, choice: _Choice) -> int | None:
         if self._asked.n == 1:

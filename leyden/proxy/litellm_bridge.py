@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator
 from functools import cache
 from typing import Any
 
+import httpx
+
 from leyden.proxy.deployments import Deployment
-from leyden.proxy.refusal import Refusal
+from leyden.proxy.refusal import Refusal, engine_gone
 
 # What an agent may pass on. litellm takes api_base, mock_response and the like from the same arguments: with those in its hands
 # an agent could send the provider's key wherever it likes.
@@ -34,7 +36,7 @@ class LiteLLMBridge:
         except Refusal:
             raise
         except Exception as error:
-            raise _refusal(error) from error
+            raise _refusal(deployment, error) from error
 
     async def _call(self, deployment: Deployment, body: dict[str, Any]) -> Any:
         if unknown := {name for name, value in body.items() if value is not None} - _ALLOWED - {"model"}:
@@ -45,7 +47,7 @@ class LiteLLMBridge:
         try:
             return await litellm.acompletion(**body, **target, drop_params=True, num_retries=0, max_retries=0, timeout=600.0)
         except Exception as error:  # litellm raises a family of classes of its own and of its providers
-            raise _refusal(error) from error
+            raise _refusal(deployment, error) from error
 
 
 @cache
@@ -63,7 +65,18 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _refusal(error: Exception) -> Refusal:
+def _refusal(deployment: Deployment, error: Exception) -> Refusal:
+    if _broke_off(error):
+        return engine_gone(f"cannot reach {deployment.model_name}: {type(error).__name__}: {str(error)[:500]}")
     status = getattr(error, "status_code", None)
     message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
     return Refusal(status if isinstance(status, int) and 400 <= status < 600 else 502, "upstream_error", str(message)[:2000])
+
+
+def _broke_off(error: BaseException | None) -> bool:
+    """Whether nobody answered: litellm gives such errors many names, and status 500, but keeps what they came from."""
+    while error is not None:
+        if isinstance(error, httpx.NetworkError | httpx.ConnectTimeout | httpx.RemoteProtocolError | ConnectionError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

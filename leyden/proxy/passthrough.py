@@ -13,7 +13,7 @@ import orjson
 
 from leyden.proxy import sse
 from leyden.proxy.deployments import Deployment
-from leyden.proxy.refusal import Refusal
+from leyden.proxy.refusal import Refusal, engine_gone
 
 # Seconds. A read may take as long as an engine needs for a whole unstreamed answer; waiting for a connection is not limited by itself.
 _TIMEOUT = httpx.Timeout(connect=5.0, read=600.0, write=60.0, pool=None)
@@ -67,12 +67,13 @@ def _named(deployment: Deployment) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        message = f"cannot reach {where}: {error or type(error).__name__}"
-        raise Refusal(502, "upstream_unreachable", message, "is the engine running?") from error
+        raise engine_gone(f"cannot reach {where}: {error or type(error).__name__}") from error
+    except (httpx.NetworkError, httpx.RemoteProtocolError) as error:  # what a killed engine leaves of a call
+        raise engine_gone(f"{where} broke off: {error or type(error).__name__}") from error
     except httpx.TimeoutException as error:
         raise Refusal(504, "upstream_timeout", f"{where} did not answer in time") from error
     except httpx.HTTPError as error:
-        raise Refusal(502, "upstream_broken", f"{where} broke off: {error or type(error).__name__}") from error
+        raise Refusal(502, "upstream_broken", f"the call to {where} failed: {error or type(error).__name__}") from error
 
 
 def _check_status(deployment: Deployment, response: httpx.Response) -> None:

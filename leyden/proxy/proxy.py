@@ -49,6 +49,16 @@ class LLMProxy:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
+    @property
+    def port(self) -> int:
+        """As it was asked for; 0: any free one."""
+        return self._port
+
+    @property
+    def models(self) -> list[str]:
+        """The names in its model list."""
+        return [deployment.model_name for deployment in self._table.current]
+
     async def start(self) -> None:
         """Serve. Raises ``UsageError`` if the port is taken or no store was given."""
         if self.store is None:

@@ -43,7 +43,7 @@ class Refusal(LeydenError):
 
     @property
     def headers(self) -> dict[str, str]:
-        headers = {"content-type": self._content_type}
+        headers = {"content-type": self._content_type, "x-leyden-code": self.code}  # for clients whose errors keep no body
         if self._retry_after is not None:
             headers["retry-after"] = self._retry_after
         if self.status == 409:
@@ -53,3 +53,8 @@ class Refusal(LeydenError):
     def as_openai(self) -> dict[str, dict[str, str | None]]:
         message = f"{self.message} ({self.hint})" if self.hint else self.message
         return {"error": {"message": message, "type": _TYPES.get(self.status, "api_error"), "code": self.code, "param": self.param}}
+
+
+def engine_gone(message: str) -> Refusal:
+    """Nobody answers for the deployment: not the call's fault, unlike an error that the engine itself sends."""
+    return Refusal(503, "engine_gone", message, "hand the rollout back: it is run again when an engine answers")

@@ -14,6 +14,7 @@ from functools import update_wrapper
 from typing import Any
 
 from leyden.errors import UsageError
+from leyden.runners.guard import fork_ends_here
 from leyden.types import LLM, JSONResource, PromptTemplate, Resource, Resources, Rollout
 
 _SINGLE: dict[str, type[Any]] = {"llm": LLM, "prompt_template": PromptTemplate}
@@ -58,7 +59,8 @@ class Agent:
         """One call; a sync function runs in a thread of its own. Raises whatever the agent raises."""
         kwargs = self.bind(rollout, resources)
         if self.is_async:
-            return await self.function(**kwargs)
+            with fork_ends_here():
+                return await self.function(**kwargs)
         return await _in_thread(lambda: self.function(**kwargs), f"leyden-{rollout.id}")
 
 
@@ -148,7 +150,8 @@ async def _in_thread(call: Callable[[], Any], name: str) -> Any:
     def work() -> None:
         result, error = None, None
         try:
-            result = context.run(call)
+            with fork_ends_here():
+                result = context.run(call)
         except BaseException as raised:
             error = raised
         with suppress(RuntimeError):  # the loop has closed: nobody waits for this any more

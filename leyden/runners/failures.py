@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from leyden.errors import Busy, Unavailable
 from leyden.types import FailureKind
 
@@ -16,9 +18,9 @@ _TOOL = {
     "agents.exceptions.MCPToolCancellationError",
 }  # fmt: skip
 
-
-# The proxy's own refusals (leyden/proxy/refusal.py), as the SDK hands on their code: the attempt's lease or its checkpoint has gone.
-_PROXY_REFUSALS = {"lease_lost", "checkpoint_gone"}
+# The proxy's refusals (leyden/proxy/refusal.py) that say something of the engine, the store or the lease, and nothing of the agent.
+GONE_CODES = {"engine_gone", "checkpoint_gone", "proxy_stopped", "store_unavailable", "upstream_not_recorded"}
+_BROKEN_CODES = {"lease_lost", "upstream_broken", "upstream_timeout", "internal_error"}
 
 
 class ToolFailure(Exception):
@@ -32,21 +34,46 @@ class InfrastructureFailure(Exception):
 def classify(error: BaseException) -> FailureKind:
     """INFRASTRUCTURE for an LLM endpoint that cannot be reached or answers 429 or 5xx, TOOL for a tool past its deadline, else AGENT.
 
-    An exception raised ``from`` one of these counts as it does.
+    An exception raised ``from`` one of these counts as it does, and so does a group that holds one.
     """
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        if isinstance(cause, InfrastructureFailure | Unavailable | Busy) or getattr(cause, "code", None) in _PROXY_REFUSALS:
+    for cause in causes(error):
+        if isinstance(cause, InfrastructureFailure | Unavailable | Busy) or refusal_code(cause) in GONE_CODES | _BROKEN_CODES:
             return FailureKind.INFRASTRUCTURE
-        names = {f"{base.__module__}.{base.__qualname__}" for base in type(cause).__mro__}
+        names = class_names(cause)
         if names & _INFRASTRUCTURE:
             return FailureKind.INFRASTRUCTURE
         if isinstance(cause, ToolFailure) or names & _TOOL:
             return FailureKind.TOOL
-        cause = cause.__cause__
     return FailureKind.AGENT
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and the members of groups on the way; each once."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        cause = waiting.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        if cause.__cause__ is not None:
+            waiting.append(cause.__cause__)
+        if isinstance(cause, BaseExceptionGroup):
+            waiting.extend(cause.exceptions)
+
+
+def class_names(error: BaseException) -> set[str]:
+    return {f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__}
+
+
+def refusal_code(error: BaseException) -> str | None:
+    """The proxy's code in an SDK's error: OpenAI's takes it from the body, all of them keep the response with its headers."""
+    code = getattr(error, "code", None)
+    if isinstance(code, str):
+        return code
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    found = headers.get("x-leyden-code") if headers is not None else None
+    return found if isinstance(found, str) else None
 
 
 def describe(error: BaseException) -> str:

@@ -18,13 +18,17 @@ class Heart:
     """Beats for all leases every ``lease_seconds / 4``; with no lease, to say that the worker lives.
 
     ``report(refs, verdicts, sent)`` is called in the heart's thread after each answered beat; ``sent``: when it left, in monotonic seconds.
+    ``on_beat`` is called there before each beat.
     """
 
-    def __init__(self, connect: Callable[[], Store], worker_id: str, lease_seconds: float, report: Report) -> None:
+    def __init__(
+        self, connect: Callable[[], Store], worker_id: str, lease_seconds: float, report: Report, on_beat: Callable[[], None]
+    ) -> None:
         self._connect = connect
         self._worker_id = worker_id
         self._lease_seconds = lease_seconds
         self._report = report
+        self._on_beat = on_beat
         self._lock = threading.Lock()
         self._refs: set[LeaseRef] = set()
         self._stopping = threading.Event()
@@ -50,6 +54,7 @@ class Heart:
         with asyncio.Runner() as loop:
             store = self._connect()
             while not self._stopping.wait(interval):
+                self._on_beat()
                 loop.run(self._beat(store, interval))
             loop.run(store.close())
 

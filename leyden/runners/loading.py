@@ -10,6 +10,7 @@ import sys
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from leyden.errors import EXTRAS, LeydenError, MissingExtra, UsageError
 from leyden.runners.agent import Agent
@@ -22,20 +23,26 @@ def load_agent(spec: str) -> Agent:
 
     Raises ``UsageError`` if the module or the name does not exist, or if the import raises (its cause is what was raised).
     """
+    found = load_object(spec)
+    if isinstance(found, Agent):
+        return found
+    if not (inspect.isfunction(found) or inspect.isclass(found)):
+        raise UsageError(f"{spec} is no agent but a {type(found).__name__}", "decorate a function or a class with @leyden.rollout")
+    return make_agent(found)
+
+
+def load_object(spec: str) -> Any:
+    """Whatever is called so at the top of a module. Raises ``UsageError`` as ``load_agent`` does."""
     place, separator, name = spec.rpartition(":")
     if not separator or not place or not name:
         raise UsageError(f"{spec!r} does not name an agent", "write module:agent or path/to/file.py:agent")
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     found = getattr(module, name, None)
-    if isinstance(found, Agent):
-        return found
     if found is None:
         agents = [other for other, value in vars(module).items() if isinstance(value, Agent)]
         close = get_close_matches(name, [*agents, *vars(module)], 1)
         raise UsageError(f"{place} has no {name!r}", f"did you mean {place}:{(close or agents or ['agent'])[0]}?")
-    if not (inspect.isfunction(found) or inspect.isclass(found)):
-        raise UsageError(f"{spec} is no agent but a {type(found).__name__}", "decorate a function or a class with @leyden.rollout")
-    return make_agent(found)
+    return found
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +17,13 @@ from typing import Any
 from leyden.errors import LeydenError, Unavailable, UsageError
 from leyden.process import Child, new_marker, spawn
 from leyden.runners.process import EXIT_STUCK
+from leyden.runners.runner import News
+from leyden.types import FailureKind, LeaseRef
 
-MAX_DEATHS = 5  # in a row, each within LIVED seconds of its start
+MAX_DEATHS = 5  # in a row, each within LIVED seconds of its start, and not the doing of one rollout that ran alone
 LIVED = 60.0
+SILENCE = 5.0  # seconds without a beat, or 3/4 of the lease if that is more: then the process is frozen
+DRAIN = 0.5  # seconds for the last lines of a runner that has died
 HAND_BACK = 10.0  # seconds a runner has to hand back what it holds, once there is no more time to finish it
 
 
@@ -31,12 +37,18 @@ class PoolConfig:
     grace: float = 10.0  # seconds to finish what is held when stopped; the rest is handed back
     log_dir: Path | None = None  # a log for each runner; None: our stderr
     debug: bool = False
+    hooks: tuple[str, ...] = ()  # of classes, named as agents are
+    tracer: str | None = None  # a class
+    max_rollouts: int | None = None  # of each runner, which then ends
+    pass_env: tuple[str, ...] = ()  # variables agents need although they look like secrets, which runners are started without
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.concurrency < 1:
             raise UsageError("there must be at least one runner and one rollout at once", "for instance -n 4 --concurrency 16")
         if self.lease_seconds < 1:
             raise UsageError(f"a lease of {self.lease_seconds:g} s is too short to be kept", "give at least 1 s; 60 is the default")
+        if missing := [name for name in self.pass_env if name not in os.environ]:
+            raise UsageError(f"the environment has no {missing[0]} to pass to the runners", f"export {missing[0]}=...")
 
 
 class RunnerPool:
@@ -125,22 +137,27 @@ class RunnerPool:
 
     async def _keep(self, number: int) -> None:
         """One runner, and the next one when it dies."""
-        deaths = 0
+        deaths = alone = 0
         while not self._stopping.is_set():
             started = time.monotonic()
-            child = self._children[number] = await self._spawn(number)
+            child = self._children[number] = await self._spawn(number, alone)
             for sig in self._signals:  # they came while it was being started
                 child.send_signal(sig)
-            error = await self._listen(child, number)
+            diary = await self._listen(child, number)
             status = await child.wait()
             await child.stop(0.0)  # ends what it left behind
             del self._children[number]
+            culprit = await self._settle(diary, _describe(status), accuse=not self._stopping.is_set() and status != EXIT_STUCK)
             if self._stopping.is_set():
                 return
-            if error is not None:
-                raise error
+            if diary.error is not None:
+                raise diary.error
             if status == 0:
                 return  # somebody has asked this one to end
+            alone = max(alone - diary.ended, len(diary.held) if status != EXIT_STUCK else 0, 0)
+            if culprit is not None:
+                _say(f"runner-{number} ended ({_describe(status)}) with rollout {culprit.rollout_id}; starting another")
+                continue
             deaths = deaths + 1 if time.monotonic() - started < LIVED else 1
             if deaths >= MAX_DEATHS:
                 where = f"its last lines:\n{child.tail()}" if child.log_path else None
@@ -149,27 +166,85 @@ class RunnerPool:
             _say(f"runner-{number} ended ({_describe(status)}); starting another in {pause:g} s")
             await _wait(self._stopping, pause)
 
-    async def _spawn(self, number: int) -> Child:
+    async def _spawn(self, number: int, alone: int) -> Child:
         config = self.config
         args = [sys.executable, "-m", "leyden.runners.process", config.agent, "--store", config.store_url, "--name", f"runner-{number}"]
         args += ["--concurrency", str(config.concurrency), "--lease", str(config.lease_seconds), "--grace", str(config.grace)]
+        args += ["--alone-first", str(alone)]
+        args += [part for hook in config.hooks for part in ("--hook", hook)]
+        args += ["--tracer", config.tracer] if config.tracer else []
+        args += ["--max-rollouts", str(config.max_rollouts)] if config.max_rollouts else []
         log_path = config.log_dir / f"runner-{number}.log" if config.log_dir else None
-        return await spawn([*args, "--debug"] if config.debug else args, marker=self._marker, log_path=log_path, stdout_pipe=True)
+        env = {name: os.environ[name] for name in config.pass_env}
+        args += ["--debug"] if config.debug else []
+        return await spawn(args, marker=self._marker, log_path=log_path, env=env, stdout_pipe=True)
 
-    async def _listen(self, child: Child, number: int) -> LeydenError | None:
-        """Read what the child tells until it ends. Returns the error it ended with."""
-        error: LeydenError | None = None
+    async def _listen(self, child: Child, number: int) -> Diary:
+        """Read what the child tells until it ends, or kill it when it is frozen: an agent in C code that never lets go of the GIL."""
+        diary = Diary()
         assert child.stdout is not None
-        async for line in child.stdout:
-            event: dict[str, Any] = json.loads(line)
-            if event["event"] == "ready":
-                self._ready.add(number)
-                if len(self._ready) == self.config.n:
-                    self._all_ready.set()
-            else:
+        ended = asyncio.ensure_future(child.wait())
+        try:
+            while True:
+                line = asyncio.ensure_future(child.stdout.readline())
+                limit = max(SILENCE, self.config.lease_seconds * 0.75) if diary.ready else None
+                await asyncio.wait({line, ended}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                if not line.done() and not ended.done():
+                    _say(f"runner-{number} is frozen; ending it")
+                    child.send_signal(signal.SIGKILL)
+                    await ended
+                if not line.done():  # a fork of it may hold the pipe open: what is in it by now is all there is
+                    await asyncio.wait({line}, timeout=DRAIN)
+                if not line.done() or not line.result():
+                    line.cancel()
+                    return diary
+                diary.note(json.loads(line.result()))
+                if diary.ready and number not in self._ready:
+                    self._ready.add(number)
+                    if len(self._ready) == self.config.n:
+                        self._all_ready.set()
+        finally:
+            ended.cancel()
+
+    async def _settle(self, diary: Diary, how: str, accuse: bool) -> LeaseRef | None:
+        """Hand back what a dead runner held; it would be lost with the lease, later. One that it held alone is what killed it: that
+        attempt is lost, and counts. Returns it."""
+        from leyden.server.client import StoreClient
+
+        culprit = diary.held[0] if accuse and len(diary.held) == 1 else None
+        if not diary.held:
+            return None
+        async with StoreClient(self.config.store_url, deadline=HAND_BACK) as store:
+            for ref in diary.held:
+                with suppress(LeydenError):  # it ended meanwhile; or the store is away, and the lease runs out by itself
+                    if ref == culprit:
+                        await store.fail(ref, FailureKind.LOST, f"its runner died: {how}")
+                    else:
+                        await store.release(ref)
+        return culprit
+
+
+class Diary:
+    """What a runner process has told."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.error: LeydenError | None = None  # why it could not start
+        self.held: list[LeaseRef] = []
+        self.ended = 0  # rollouts
+
+    def note(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "ready":
+                self.ready = True
+            case "error":
                 kind = UsageError if event["exit_code"] == UsageError.exit_code else Unavailable
-                error = kind(event["message"], event["hint"])
-        return error
+                self.error = kind(event["message"], event["hint"])
+            case News.HELD:
+                self.held.append(LeaseRef(**event["ref"]))
+            case News.ENDED:
+                self.held.remove(LeaseRef(**event["ref"]))
+                self.ended += 1
 
 
 def spawn_runners(config: PoolConfig) -> int:

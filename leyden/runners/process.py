@@ -1,6 +1,7 @@
 """The program of one runner process: ``python -m leyden.runners.process module:agent --store URL``. ``RunnerPool`` starts it.
 
-It tells its parent on stdout, one JSON object a line: ``{"event": "ready"}`` once the agent is loaded, or ``{"event": "error", …}``.
+It tells its parent on stdout, one JSON object a line: ``{"event": "ready"}`` once the agent is loaded, or ``{"event": "error", …}``; then
+``held`` and ``ended`` with the lease's ``ref``, so that the parent can hand back what a dead runner held, and ``beat``.
 SIGINT: finish what is held; a second one: hand it back now. SIGTERM: finish, and hand back what is left after ``--grace`` seconds.
 """
 
@@ -13,13 +14,17 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import Any
 
 from leyden.errors import LeydenError
 from leyden.process import watch_parent
 from leyden.runners.agent import Agent
-from leyden.runners.loading import load_agent
-from leyden.runners.runner import Ending, Runner, RunnerConfig
+from leyden.runners.guard import EventLoop, Stdio, mark_tool_servers
+from leyden.runners.hooks import Observers
+from leyden.runners.loading import load_agent, load_object
+from leyden.runners.runner import Ending, News, Runner, RunnerConfig, Watcher
+from leyden.types import LeaseRef
 
 EXIT_STUCK = 75  # EX_TEMPFAIL of sysexits.h: an agent could not be stopped, start me anew
 STORE_DEADLINE = 2.0  # seconds a call tries by itself; beyond, the runner says that the store is away, and goes on trying
@@ -34,14 +39,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--concurrency", type=int, default=RunnerConfig.concurrency)
     parser.add_argument("--lease", type=float, default=RunnerConfig.lease_seconds)
     parser.add_argument("--grace", type=float, default=10.0)
+    parser.add_argument("--alone-first", type=int, default=0)
+    parser.add_argument("--max-rollouts", type=int)
+    parser.add_argument("--hook", action="append", default=[])
+    parser.add_argument("--tracer")
     parser.add_argument("--debug", action="store_true")
     args = parser.parse_args(argv)
-    parent = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what an agent prints is talk, and must not get into our lines
+    parent = os.dup(1)
+    stdio = Stdio()  # what an agent prints is talk, and must not get into our lines
     watch_parent(args.grace + HARD_STOP_MARGIN)
     try:
         agent = load_agent(args.agent)
-        return asyncio.run(_run(agent, args, parent))
+        mark_tool_servers()
+        with asyncio.Runner(loop_factory=EventLoop) as loop:
+            return loop.run(_run(agent, args, parent, stdio))
     except LeydenError as error:
         if args.debug:
             traceback.print_exc()
@@ -54,11 +65,33 @@ def main(argv: list[str] | None = None) -> int:
             signal.signal(sig, signal.SIG_IGN)
 
 
-async def _run(agent: Agent, args: argparse.Namespace, parent: TextIO) -> int:
+class ParentWatches(Watcher):
+    def __init__(self, parent: int, stdio: Stdio) -> None:
+        self._parent = parent
+        self._stdio = stdio
+
+    def tell(self, news: News, ref: LeaseRef | None = None) -> None:
+        _tell(self._parent, event=news.value, **({"ref": ref.model_dump()} if ref else {}))
+
+    def is_sound(self) -> bool:
+        return self._stdio.restore()
+
+    def on_blocked(self) -> None:
+        os._exit(EXIT_STUCK)
+
+
+async def _run(agent: Agent, args: argparse.Namespace, parent: int, stdio: Stdio) -> int:
     from leyden.server.client import StoreClient
 
-    config = RunnerConfig(name=args.name, concurrency=args.concurrency, lease_seconds=args.lease)
-    runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config, lambda: os._exit(EXIT_STUCK))
+    config = RunnerConfig(
+        name=args.name,
+        concurrency=args.concurrency,
+        lease_seconds=args.lease,
+        max_rollouts=args.max_rollouts,
+        alone_first=args.alone_first,
+    )
+    observers = Observers([load_object(hook)() for hook in args.hook], load_object(args.tracer)() if args.tracer else None)
+    runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config, ParentWatches(parent, stdio), observers)
     loop = asyncio.get_running_loop()
     asked = False
 
@@ -83,8 +116,9 @@ async def _run(agent: Agent, args: argparse.Namespace, parent: TextIO) -> int:
     return 0
 
 
-def _tell(parent: TextIO, **event: Any) -> None:
-    print(json.dumps(event), file=parent, flush=True)
+def _tell(parent: int, **event: Any) -> None:
+    with suppress(BrokenPipeError):  # the parent has gone: its death pipe ends us
+        os.write(parent, json.dumps(event).encode() + b"\n")  # one write a line: two threads tell
 
 
 if __name__ == "__main__":

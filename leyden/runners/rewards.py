@@ -15,7 +15,10 @@ from leyden.types import Reward
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_emitted: contextvars.ContextVar[dict[str, Reward] | None] = contextvars.ContextVar("leyden_emitted", default=None)
+Rewards = dict[tuple[str, str], Reward]
+"""By name and position."""
+
+_emitted: contextvars.ContextVar[Rewards | None] = contextvars.ContextVar("leyden_emitted", default=None)
 
 
 class BadReward(LeydenError):
@@ -26,9 +29,9 @@ class BadReward(LeydenError):
 
 
 @contextmanager
-def collecting() -> Iterator[dict[str, Reward]]:
+def collecting() -> Iterator[Rewards]:
     """Rewards emitted inside, by this task and the tasks and threads it starts; concurrent rollouts do not mix."""
-    rewards: dict[str, Reward] = {}
+    rewards: Rewards = {}
     token = _emitted.set(rewards)
     try:
         yield rewards
@@ -36,18 +39,18 @@ def collecting() -> Iterator[dict[str, Reward]]:
         _emitted.reset(token)
 
 
-def emit_reward(value: Any, name: str = "reward") -> None:
-    """Give the running rollout a reward. Each name once; the same value again is a no-op.
+def emit_reward(value: Any, name: str = "reward", position: str = "end") -> None:
+    """Give the running rollout a reward, or the part of it at ``position`` (a generation's id). Each once; the same value again is a no-op.
 
     Raises ``BadReward`` for anything but a finite number, or for a second value; ``UsageError`` outside a rollout.
     """
     rewards = _emitted.get()
     if rewards is None:
         raise UsageError("emit_reward() was called outside a rollout", "call it inside a function decorated with @leyden.rollout")
-    add_reward(rewards, value, name)
+    add_reward(rewards, value, name, position)
 
 
-def add_answer(rewards: dict[str, Reward], answer: Any) -> None:
+def add_answer(rewards: Rewards, answer: Any) -> None:
     """Add what an agent returned: None (nothing), a number, or a dict of numbers by name."""
     if answer is None:
         return
@@ -58,12 +61,13 @@ def add_answer(rewards: dict[str, Reward], answer: Any) -> None:
         add_reward(rewards, answer, "reward")
 
 
-def add_reward(rewards: dict[str, Reward], value: Any, name: Any) -> None:
+def add_reward(rewards: Rewards, value: Any, name: Any, position: str = "end") -> None:
     if not isinstance(name, str) or not 0 < len(name) <= 128:
         raise BadReward(f"a reward's name is a text of 1 to 128 characters, not {name!r:.60}", 'for instance {"reward": 1.0}')
-    reward = Reward(name=name, value=_number(value, name))
-    if rewards.setdefault(name, reward) != reward:
-        raise BadReward(f"two values for reward {name!r}: {rewards[name].value} and {reward.value}", "give each reward its own name")
+    reward = Reward(name=name, value=_number(value, name), position=position)
+    first = rewards.setdefault((name, position), reward)
+    if first != reward:
+        raise BadReward(f"two values for reward {name!r}: {first.value} and {reward.value}", "give each reward its own name")
 
 
 def _number(value: Any, name: str) -> float:

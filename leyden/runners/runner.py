@@ -16,12 +16,14 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from leyden.errors import Busy, LeaseLost, LeydenError, Unavailable
+from leyden.runners import endpoints
 from leyden.runners.agent import Agent
-from leyden.runners.failures import classify, describe
+from leyden.runners.attempt import Outcome, run_attempt
 from leyden.runners.heart import Heart, Report
-from leyden.runners.rewards import add_answer, collecting
+from leyden.runners.hooks import Observers
+from leyden.runners.tracer import Recorder
 from leyden.server.interface import MAX_CLAIM, MAX_WAIT, Store
-from leyden.types import LLM, FailureKind, Lease, LeaseRef, Resource, Reward, Verdict
+from leyden.types import FailureKind, Lease, LeaseRef, Verdict
 
 T = TypeVar("T")
 
@@ -32,6 +34,8 @@ class RunnerConfig:
     concurrency: int = 16  # rollouts at once
     lease_seconds: float = 60.0  # a lost runner's rollouts are claimed again after this; beats go out four times as often
     stop_grace: float = 5.0  # seconds a cancelled agent has to end
+    max_rollouts: int | None = None  # it claims so many and ends
+    alone_first: int = 0  # so many rollouts are run one at a time, before the first that has company
 
 
 class Stop(StrEnum):
@@ -45,7 +49,30 @@ class Stop(StrEnum):
 
 class Ending(StrEnum):
     STOPPED = "stopped"  # asked to; nothing is held any more
-    STUCK = "stuck"  # an agent that cannot be stopped still runs: only the end of this process ends it
+    STUCK = "stuck"  # an agent that cannot be stopped still runs, or has broken this process: only the process's end ends it
+
+
+class News(StrEnum):
+    """What a runner tells whoever watches over its process."""
+
+    HELD = "held"  # told before the agent begins
+    ENDED = "ended"  # told after the store knows
+    BEAT = "beat"  # told by the heart, in its own thread, whether or not the store answers
+
+
+class Watcher:
+    """Whoever watches over a runner's process; this one does not care."""
+
+    def tell(self, news: News, ref: LeaseRef | None = None) -> None:
+        """Called in the runner's event loop, and for beats in the heart's thread."""
+
+    def is_sound(self) -> bool:
+        """False once an agent has broken the process: nothing more is run in it."""
+        return True
+
+    def on_blocked(self) -> None:
+        """Called in the heart's thread when an attempt has to stop, but an agent keeps the event loop to itself: nothing can be stopped
+        or handed back any more, only this process ended."""
 
 
 class _Held:
@@ -56,6 +83,7 @@ class _Held:
         self.stop: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
         self.lost = False  # nobody takes a report for it any more
         self.task: asyncio.Task[None] | None = None
+        self.recorder = Recorder()  # of its spans
         self._safe_seconds = lease_seconds - min(lease_seconds / 8, 5.0)
         self._expiry: asyncio.TimerHandle | None = None
         self.confirm(time.monotonic())
@@ -75,26 +103,16 @@ class _Held:
             self._expiry.cancel()
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    rewards: tuple[Reward, ...] = ()
-    failure: FailureKind | None = None
-    error: str | None = None
-
-
 class Runner:
-    """``connect`` makes a client of the store; it is called once here and once in the heart's thread.
-
-    ``on_blocked`` is called in the heart's thread when an attempt has to stop, but an agent keeps the event loop to itself: nothing
-    can be stopped or handed back any more, only this process ended.
-    """
+    """``connect`` makes a client of the store; it is called once here and once in the heart's thread."""
 
     def __init__(
         self,
         agent: Agent,
         connect: Callable[[], Store],
         config: RunnerConfig = RunnerConfig(),
-        on_blocked: Callable[[], None] = lambda: None,
+        watcher: Watcher = Watcher(),
+        observers: Observers | None = None,
     ) -> None:
         self.agent = agent
         self.config = config
@@ -104,10 +122,14 @@ class Runner:
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
         self._claims_over = asyncio.Event()
-        self._on_blocked = on_blocked
+        self._watcher = watcher
+        self._observers = observers or Observers()
+        self._left = config.max_rollouts
+        self._alone = config.alone_first
         self._untaken_since: float | None = None  # since when a beat's report waits for the event loop
         self._stuck = False
         self._store_away = False
+        self._endpoint_away = False
 
     @property
     def running(self) -> int:
@@ -117,10 +139,10 @@ class Runner:
     async def run(self) -> Ending:
         """Claim and run until ``drain`` or ``release`` is called, or an agent cannot be stopped."""
         self._store = self._connect()
-        self._heart = Heart(self._connect, self.worker_id, self.config.lease_seconds, self._reporter())
+        self._heart = Heart(self._connect, self.worker_id, self.config.lease_seconds, self._reporter(), self._beat)
         try:
+            self._heart.start()  # first: whoever watches over this process hears it beat although the store may be away
             await self._persist(self._register, self._stopping.is_set)
-            self._heart.start()
             while not self._stopping.is_set():
                 await self._fill()
             self._claims_over.set()
@@ -151,16 +173,26 @@ class Runner:
     async def _fill(self) -> None:
         """Claim once, for as many as there is room, or wait until there is room."""
         self._freed.clear()
-        room = min(self.config.concurrency - len(self._held), MAX_CLAIM)
-        if room == 0:
+        room = min((1 if self._alone else self.config.concurrency) - len(self._held), MAX_CLAIM)
+        if self._left is not None:
+            room = min(room, self._left)
+        if room <= 0:
             await _first(self._freed.wait(), self._stopping.wait())
             return
+        if self._endpoint_away:
+            room = 1
+            await _first(self._stopping.wait(), asyncio.sleep(random.uniform(0.5, 1.5)))
         leases = await self._claim(room)
         if not leases:
             await asyncio.sleep(random.uniform(0.05, 0.2))  # a store that is stopping answers long polls at once
+        if self._left is not None:
+            self._left -= len(leases)
+            if self._left == 0:
+                self.drain()
         for lease in leases:
             held = _Held(lease, self.config.lease_seconds)
             self._held[lease.ref] = held
+            self._watcher.tell(News.HELD, lease.ref)
             self._heart.hold(lease.ref)
             held.task = asyncio.create_task(self._hold(held), name=f"rollout-{lease.ref.rollout_id}")
 
@@ -210,39 +242,60 @@ class Runner:
         ref = held.lease.ref
         try:
             outcome = await self._attempt(held)
+            if not self._watcher.is_sound():
+                self._give_up("has closed what is not its own")
             await self._report(held, outcome)
         finally:
             held.end()
             self._heart.drop(ref)
             del self._held[ref]
+            self._watcher.tell(News.ENDED, ref)
+            self._alone = max(self._alone - 1, 0)
             self._freed.set()
 
-    async def _attempt(self, held: _Held) -> _Outcome | Stop:
+    async def _attempt(self, held: _Held) -> Outcome | Stop:
         """Run the agent until it answers, or until it is stopped. An agent that was asked to stop has no answer, whatever it returns."""
-        work = asyncio.create_task(_run_agent(self.agent, held.lease))
+        work = asyncio.create_task(self._observed(held))
         waits: list[asyncio.Future[Any]] = [work, held.stop]
         await asyncio.wait(waits, timeout=held.lease.timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         if work.done() and not held.stop.done():
-            return _Outcome(failure=FailureKind.AGENT, error="the agent cancelled itself") if work.cancelled() else work.result()
+            return Outcome(failure=FailureKind.AGENT, error="the agent cancelled itself") if work.cancelled() else work.result()
         held.ask_to_stop(Stop.TIMEOUT)  # unless there is another reason already
         work.cancel()
         await asyncio.wait([work], timeout=self.config.stop_grace)
         if not work.done():
-            self._give_up(held)
+            self._give_up(f"of rollout {held.lease.rollout.id} cannot be stopped")
         return held.stop.result()
 
-    def _give_up(self, held: _Held) -> None:
-        """An agent goes on although it was stopped. It shares this process with the others: hand them back and end."""
+    async def _observed(self, held: _Held) -> Outcome:
+        async with self._observers.watch(self.agent, self, held.lease.rollout, held.recorder):
+            return await run_attempt(self.agent, held.lease)
+
+    def _give_up(self, why: str) -> None:
+        """This process is no place for others any more: hand back what they are doing, and end."""
         if not self._stuck:
-            self._say(f"the agent of rollout {held.lease.rollout.id} cannot be stopped; handing back the rest and ending this process")
+            self._say(f"an agent {why}; handing back the rest and ending this process")
         self._stuck = True
         self.release()
 
-    async def _report(self, held: _Held, outcome: _Outcome | Stop) -> None:
+    def _notice_endpoint(self, outcome: Outcome) -> None:
+        """While nobody answers at an endpoint, one rollout at a time finds out whether somebody does again."""
+        if outcome.gone and not self._endpoint_away:
+            self._say(f"nobody answers at the LLM's endpoint ({outcome.error}); handing rollouts back until somebody does")
+        elif self._endpoint_away and not outcome.gone:
+            self._say("the LLM's endpoint answers again")
+        self._endpoint_away = outcome.gone
+
+    async def _report(self, held: _Held, outcome: Outcome | Stop) -> None:
         """Tell the store how it ended, for as long as the lease may still be ours."""
-        ref, timeout = held.lease.ref, held.lease.timeout_seconds
+        ref, timeout, released = held.lease.ref, held.lease.timeout_seconds, held.lease.rollout.released
+        if isinstance(outcome, Outcome):
+            self._notice_endpoint(outcome)
+        delay = endpoints.pause(released)
 
         async def report() -> None:
+            if held.recorder.spans:
+                await self._store.add_spans(ref, held.recorder.spans)
             match outcome:
                 case Stop.LOST:
                     pass
@@ -253,9 +306,11 @@ class Runner:
                     await self._store.fail(ref, FailureKind.CANCELLED, "cancelled")
                 case Stop.TIMEOUT:
                     await self._store.fail(ref, FailureKind.TIMEOUT, f"no answer within {timeout:g} s")
-                case _Outcome(failure=None, rewards=rewards):
+                case Outcome(failure=None, rewards=rewards):
                     await self._store.complete(ref, rewards)
-                case _Outcome(failure=FailureKind() as failure, error=error):
+                case Outcome(gone=True) if released < endpoints.PATIENCE:
+                    await self._store.release(ref, delay)
+                case Outcome(failure=FailureKind() as failure, error=error):
                     await self._store.fail(ref, failure, error)
 
         try:
@@ -275,11 +330,14 @@ class Runner:
                 self._untaken_since = time.monotonic()  # before the loop can take this report, and clear it
             elif time.monotonic() - since > self.config.stop_grace and self._must_stop(refs, verdicts) and since == self._untaken_since:
                 self._say("an agent blocks the event loop and cannot be stopped; ending this process")
-                self._on_blocked()
+                self._watcher.on_blocked()
             with suppress(RuntimeError):  # the loop has ended, and with it all leases
                 loop.call_soon_threadsafe(self._take_beats, refs, verdicts, sent)
 
         return report
+
+    def _beat(self) -> None:
+        self._watcher.tell(News.BEAT)
 
     def _must_stop(self, refs: list[LeaseRef], verdicts: list[Verdict]) -> bool:
         """An attempt that ended while the beat was under way is lost too, and needs no stop."""
@@ -298,27 +356,6 @@ class Runner:
 
     def _say(self, text: str) -> None:
         print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
-
-
-async def _run_agent(agent: Agent, lease: Lease) -> _Outcome:
-    """One call of the agent, in a context of its own. Nothing but cancellation is raised."""
-    with collecting() as rewards:
-        try:
-            add_answer(rewards, await agent.run(lease.rollout, _resources(lease)))
-        except (SystemExit, KeyboardInterrupt) as error:  # in a task of its own asyncio would let these end the runner
-            return _Outcome(failure=FailureKind.AGENT, error=f"the agent raised {describe(error)}")
-        except Exception as error:
-            return _Outcome(failure=classify(error), error=describe(error))
-        return _Outcome(tuple(rewards.values()))
-
-
-def _resources(lease: Lease) -> dict[str, Resource]:
-    """The pinned resources; a proxied LLM gets the attempt's own key, which binds its calls to this attempt."""
-    named = dict(lease.resources.resources) if lease.resources else {}
-    return {
-        name: resource.model_copy(update={"api_key": lease.key}) if isinstance(resource, LLM) and resource.proxied else resource
-        for name, resource in named.items()
-    }
 
 
 async def _first(*awaitables: Awaitable[Any]) -> None:

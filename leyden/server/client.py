@@ -154,8 +154,8 @@ class StoreClient:
     async def fail(self, ref: LeaseRef, failure: FailureKind, error: str | None = None) -> Rollout:
         return await self._post("/v1/leases/fail", messages.Fail(ref=ref, failure=failure, error=error), Rollout)
 
-    async def release(self, ref: LeaseRef) -> Rollout:
-        return await self._post("/v1/leases/release", messages.Release(ref=ref), Rollout)
+    async def release(self, ref: LeaseRef, delay: float = 0.0) -> Rollout:
+        return await self._post("/v1/leases/release", messages.Release(ref=ref, delay=delay), Rollout)
 
     async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None) -> int:
         return await self._post("/v1/rollouts/cancel", messages.Cancel(rollout_ids=list(rollout_ids), run_id=run_id), messages.NUMBER)
@@ -228,6 +228,9 @@ class StoreClient:
 
     async def resolve_key(self, key: str) -> AttemptBinding:
         return await self._post("/v1/leases/resolve", messages.Resolve(key=key), AttemptBinding)
+
+    async def resolve_attempt(self, rollout_id: str, attempt: int) -> AttemptBinding:
+        return await self._get(f"/v1/rollouts/{_part(rollout_id)}/attempts/{int(attempt)}/binding", AttemptBinding)
 
     # -- workers and runs ----------------------------------------------------------------------------------------------
 

@@ -40,7 +40,11 @@ class Store(Protocol):
 
     # -- queue -----------------------------------------------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        """Queue all or none. A used idempotency key returns the rollout it made; with a different body, ``Conflict``."""
+        """Queue all or none. A used idempotency key returns the rollout it made; with a different body, ``Conflict``.
+
+        Another ``resources_id`` alone is no different body: a rollout that is not final moves to the resources named now, if they are
+        alive. An attempt that runs keeps those it was claimed with; the next one uses the new ones.
+        """
         ...
 
     async def claim(
@@ -62,8 +66,8 @@ class Store(Protocol):
         """End the attempt; the rollout is retried (queued or scheduled) or final, by its config. Repeating it is a no-op."""
         ...
 
-    async def release(self, ref: LeaseRef) -> Rollout:
-        """Hand an unharmed rollout back: queued again at once, the attempt does not count."""
+    async def release(self, ref: LeaseRef, delay: float = 0.0) -> Rollout:
+        """Hand an unharmed rollout back; the attempt does not count. Queued again after ``delay`` (≤ 3600) seconds."""
         ...
 
     async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None) -> int:
@@ -137,6 +141,10 @@ class Store(Protocol):
 
     async def resolve_key(self, key: str) -> AttemptBinding:
         """The attempt whose lease has this key. Raises ``LeaseLost`` for a key whose lease ended, ``NotFound`` if never issued."""
+        ...
+
+    async def resolve_attempt(self, rollout_id: str, attempt: int) -> AttemptBinding:
+        """The same for an attempt named by its number. Raises ``LeaseLost`` once it has ended, ``NotFound`` if it never began."""
         ...
 
     # -- workers and runs ------------------------------------------------------------------------------------------

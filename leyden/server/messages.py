@@ -59,6 +59,7 @@ class Fail(Record):
 
 class Release(Record):
     ref: LeaseRef
+    delay: float = 0.0
 
 
 class Cancel(Record):

@@ -50,6 +50,7 @@ def rollout(row: Row[Any]) -> Rollout:
         group=row.group_key,
         metadata=decode(row.metadata),
         attempt=row.attempt,
+        released=row.released,
         failure=failure_kind(row.failure),
         error=row.error,
         created_at=row.created_at,

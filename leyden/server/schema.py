@@ -75,7 +75,7 @@ rollouts = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("finished_at", BigInteger),
     Column("idempotency_key", SafeText, unique=True),  # for ever: a late retry of a client must not queue it again
-    Column("request_hash", Text),
+    Column("request_hash", Text),  # of all but the key and the resources: those may be named anew
 )
 # Only what can be claimed is in the claim's index: scheduled rows left in it make a claim 86 times slower (measured).
 Index("rollouts_ready", rollouts.c.priority, rollouts.c.seq, rollouts.c.resources_id, sqlite_where=literal_column("state = 'queued'"))

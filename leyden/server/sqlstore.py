@@ -181,8 +181,9 @@ class SQLStore:
     async def fail(self, ref: LeaseRef, failure: FailureKind, error: str | None = None) -> Rollout:
         return await self._executor.write(attempt_ops.fail, ref, failure, error)
 
-    async def release(self, ref: LeaseRef) -> Rollout:
-        return await self._executor.write(attempt_ops.release, ref)
+    async def release(self, ref: LeaseRef, delay: float = 0.0) -> Rollout:
+        _check_range("delay", delay, 0, attempt_ops.MAX_RETRY_DELAY)
+        return await self._executor.write(attempt_ops.release, ref, delay)
 
     async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None) -> int:
         return await self._executor.write(attempt_ops.cancel, tuple(rollout_ids), run_id)
@@ -258,6 +259,9 @@ class SQLStore:
 
     async def resolve_key(self, key: str) -> AttemptBinding:
         return await self._executor.read(lease_ops.resolve_key, key)
+
+    async def resolve_attempt(self, rollout_id: str, attempt: int) -> AttemptBinding:
+        return await self._executor.read(lease_ops.resolve_attempt, rollout_id, attempt)
 
     # -- workers and runs ----------------------------------------------------------------------------------------------
 

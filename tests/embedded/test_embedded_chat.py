@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.models.embedded.chat import Detokenizer, StopStrings, held_back, parse_tool_calls, render
-from leyden.models.importer import TEMPLATE
+from leyden.models.template import HERMES
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "1 + 2"}}\n</tool_call>'
 
@@ -19,7 +19,7 @@ def tokenizer(tiny_dir):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_dir)
-    tokenizer.chat_template = TEMPLATE.read_text()
+    tokenizer.chat_template = HERMES.read_text()
     return tokenizer
 
 

@@ -111,13 +111,13 @@ def test_values_that_are_none(tmp_path, model, option, value, message):
 
 
 def test_a_missing_extra_is_named(tmp_path, model, monkeypatch):
-    from leyden import trainer
-    from leyden.algorithm.sft.settings import SFTConfig
+    from leyden.algorithm.sft import algorithm
     from leyden.errors import MissingExtra
+    from leyden.trainer import Trainer
 
-    monkeypatch.setattr(trainer, "TRAIN_EXTRA", ("a_module_nobody_has",))
+    monkeypatch.setattr(algorithm, "TRAIN_EXTRA", ("a_module_nobody_has",))
     with pytest.raises(MissingExtra) as caught:
-        trainer.Trainer(SFTConfig(), model=str(model), runs=tmp_path / "runs").fit([1])
+        Trainer(algorithm=algorithm.SFT(model=str(model)), runs=tmp_path / "runs").fit(None, [1])
     assert caught.value.hint == "pip install 'leyden[train]'"
     assert caught.value.exit_code == 2
 

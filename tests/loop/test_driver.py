@@ -3,10 +3,10 @@ import asyncio
 import pytest
 
 from leyden.algorithm.sft import driver as driver_module
-from leyden.algorithm.sft.driver import driving
+from leyden.algorithm.sft.driver import Driver, driving, end_workers
 from leyden.errors import Conflict, LeaseLost
 from leyden.server.sqlstore import SQLStore
-from leyden.types import LLM, NewRollout, RolloutState, RunState
+from leyden.types import LLM, AttemptState, NewRollout, RolloutState, RunState
 
 MODEL = {"main_llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m")}
 
@@ -31,17 +31,56 @@ def test_a_run_that_ends_well_is_succeeded_and_has_its_summary():
     assert not resources.alive
 
 
-def test_an_error_ends_the_run_as_failed_and_cancels_what_is_queued():
+def test_an_error_ends_the_run_as_failed_and_keeps_what_is_queued_for_the_driver_that_goes_on():
     async def scenario(store):
+        await store.register_worker("w1", "w", 4)
         with pytest.raises(ZeroDivisionError):
-            async with driving(store, "run-1", {}):
-                (rollout,) = await store.enqueue([NewRollout(input=1, run_id="run-1")])
+            async with driving(store, "run-1", {}) as driver:
+                new = NewRollout(input=1, run_id="run-1", idempotency_key="k", resources_id=await driver.lend(MODEL))
+                (rollout,) = await store.enqueue([new])
                 1 / 0  # noqa: B018
-        return await store.get_run("run-1"), await store.get_rollout(rollout.id)
+        failed, waiting = await store.get_run("run-1"), await store.get_rollout(rollout.id)
+        in_between = await store.claim("w1")
+        async with driving(store, "run-1", {}) as driver:
+            await store.enqueue([new.model_copy(update={"resources_id": await driver.lend(MODEL)})])
+            (lease,) = await store.claim("w1")
+        return failed, waiting, in_between, lease.rollout.id == rollout.id
 
-    run, rollout = with_store(scenario)
-    assert run.state == RunState.FAILED
-    assert rollout.state == RolloutState.CANCELLED
+    failed, waiting, in_between, the_same = with_store(scenario)
+    assert failed.state == RunState.FAILED
+    assert waiting.state == RolloutState.QUEUED
+    assert in_between == []
+    assert the_same
+
+
+def test_whoever_knows_that_the_former_driver_is_dead_takes_its_run_over_at_once():
+    async def scenario(store):
+        dead = await store.start_run("run-1", {})
+        async with driving(store, "run-1", {}, take_over=True) as driver:
+            with pytest.raises(LeaseLost):
+                await Driver(store, "run-1", dead.epoch).check()
+            await driver.check()
+            return driver.epoch, dead.epoch
+
+    new, old = with_store(scenario)
+    assert new == old + 1
+
+
+def test_rollouts_of_runners_that_died_with_their_driver_are_free_at_once_and_have_lost_no_attempt():
+    async def scenario(store):
+        await store.register_worker("w1", "w", 4)
+        (rollout,) = await store.enqueue([NewRollout(input=1)])
+        (held,) = await store.claim("w1", lease_seconds=3600)
+        await end_workers(store)
+        with pytest.raises(LeaseLost):
+            await store.complete(held.ref)
+        await store.register_worker("w2", "w", 4)
+        (lease,) = await store.claim("w2")
+        assert lease.rollout.id == rollout.id
+        return await store.list_attempts(rollout.id)
+
+    first, second = with_store(scenario)
+    assert (first.state, second.state) == (AttemptState.RELEASED, AttemptState.RUNNING)
 
 
 def test_cancellation_ends_the_run_as_cancelled():

@@ -6,13 +6,9 @@ from rich.console import Console
 
 from leyden.algorithm.sft.report import Board, StepView, clock
 from leyden.algorithm.sft.rundir import RunDir, new_run_id
-from leyden.algorithm.sft.steps import Steps, fingerprint
+from leyden.algorithm.sft.steps import fingerprint
 from leyden.algorithm.sft.tasks import check_disjoint, number_tasks
 from leyden.errors import UsageError
-
-
-def quiet_board():
-    return Board(Console(file=io.StringIO(), width=200))
 
 
 def test_latest_points_at_the_newest_run(tmp_path):
@@ -34,25 +30,6 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(UsageError, match=r"cannot write|already exists"):
         RunDir.create(tmp_path / "runs", "one", {})
-
-
-def test_a_finished_step_leaves_a_manifest_and_its_time(tmp_path):
-    run = RunDir.create(tmp_path, "one", {})
-    steps = Steps(run, quiet_board(), epoch=3)
-    with steps.open(1, "serve-version_0", "serve", {"tasks": 4}) as step:
-        step.outputs = {"passed": 2}
-    manifest = json.loads((run.path / "iteration_1" / "serve-version_0.json").read_text())
-    assert (manifest["run"], manifest["epoch"], manifest["inputs"], manifest["outputs"]) == ("one", 3, {"tasks": 4}, {"passed": 2})
-    assert manifest["fingerprint"] == fingerprint({"tasks": 4})
-    assert manifest["seconds"] >= 0
-    assert set(steps.seconds) == {"serve"}
-
-
-def test_a_step_that_fails_leaves_no_manifest(tmp_path):
-    run = RunDir.create(tmp_path, "one", {})
-    with pytest.raises(ZeroDivisionError), Steps(run, quiet_board(), 1).open(1, "train", "train", {}):
-        1 / 0  # noqa: B018
-    assert not (run.path / "iteration_1").exists()
 
 
 def test_fingerprints_do_not_depend_on_the_order_of_keys():

@@ -17,6 +17,7 @@ from rich.console import Console
 from leyden.algorithm.dataset import read_rows, supervised_tokens
 from leyden.algorithm.rows import RowsConfig
 from leyden.algorithm.selection import SelectionConfig
+from leyden.algorithm.sft.algorithm import SFT
 from leyden.algorithm.sft.config import TrainConfig
 from leyden.algorithm.sft.report import Board
 from leyden.algorithm.sft.settings import SFTConfig
@@ -50,9 +51,9 @@ def whole(tiny_model, tmp_path_factory):
     os.environ[MARKER] = marker
     talk = io.StringIO()
     board = Board(Console(file=talk, width=200))
-    trainer = Trainer(CONFIG, model=str(tiny_model), agent=f"{AGENTS}:agent", runners=2, concurrency=8, runs=directory / "runs")
+    trainer = Trainer(algorithm=SFT(CONFIG, str(tiny_model)), n_runners=2, concurrency=8, runs=directory / "runs")
     try:
-        summary = trainer.fit(tasks("train", 24), tasks("test", 8), board)
+        summary = trainer.fit(f"{AGENTS}:agent", tasks("train", 24), tasks("test", 8), board)
     finally:
         del os.environ[MARKER]
     return summary, directory / "runs" / "latest", marker, talk

@@ -10,7 +10,8 @@ import pytest
 
 from leyden.errors import Unavailable, UsageError
 from leyden.models import importer
-from leyden.models.importer import TEMPLATE, check_checkpoint, default_directory, import_model
+from leyden.models.importer import check_checkpoint, default_directory, import_model
+from leyden.models.template import HERMES
 
 
 def copy_of(model: Path, target: Path) -> Path:
@@ -42,7 +43,7 @@ def test_an_existing_directory_is_never_written_over(tiny_model, tmp_path):
 def test_a_model_without_a_template_gets_ours_only_if_it_knows_chatml(tiny_model, tmp_path):
     source = copy_of(tiny_model, tmp_path / "source")
     forget_template(source)
-    assert (import_model(str(source), tmp_path / "a") / "chat_template.jinja").read_text() == TEMPLATE.read_text()
+    assert (import_model(str(source), tmp_path / "a") / "chat_template.jinja").read_text() == HERMES.read_text()
     tokenizer = source / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace("<|im_start|>", "<start>"))
     with pytest.raises(UsageError, match="no chat template"):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from leyden.errors import Conflict, NotFound, UsageError
+from leyden.errors import Conflict, DiskError, LeydenError, NotFound, UsageError
 from leyden.models.files import sha256_of
 from leyden.models.registry import Registry, check_model_dir
 
@@ -36,10 +39,10 @@ def registry(tmp_path, source):
 
 
 def add_version(registry: Registry, parent: str, **manifest):
-    with registry.new_version(registry.get(parent)) as draft:
-        (draft.path / "adapter").mkdir()
-        (draft.path / "adapter" / "adapter_config.json").write_text("{}")
-        return draft.commit(**manifest)
+    draft = registry.new_draft(registry.get(parent))
+    (draft.path / "adapter").mkdir()
+    (draft.path / "adapter" / "adapter_model.safetensors").write_text(f"{draft.name}'s")
+    return draft.commit(**manifest)
 
 
 def test_an_imported_model_is_version_0_and_champion(registry, source):
@@ -59,39 +62,170 @@ def test_a_version_names_its_parent_its_data_and_every_file(registry):
     assert manifest == version.manifest
     assert (manifest.parent, manifest.lineage) == ("version_1", ("version_0", "version_1"))
     assert (manifest.dataset_sha256, manifest.training, manifest.run_id, manifest.iteration) == ("d" * 64, {"r": 16}, "run-1", 1)
-    assert list(manifest.files) == ["adapter/adapter_config.json"]
+    assert list(manifest.files) == ["adapter/adapter_model.safetensors"]
     assert version.adapter_dir == version.path / "adapter"
     assert registry.base_of(version).name == "version_0"
+    assert manifest.weights.base == "version_0", "a merge starts from the imported weights, whatever its parent"
+    assert manifest.weights.adapter_sha256 == manifest.files["adapter/adapter_model.safetensors"]
+    assert (manifest.weights.summed_in, manifest.weights.saved_as) == ("float32", "bfloat16")
+    assert registry.get("version_0").manifest.weights is None
 
 
-def test_what_was_not_committed_is_gone_and_its_number_is_free(registry):
-    with pytest.raises(ZeroDivisionError), registry.new_version() as draft:
-        (draft.path / "model.safetensors").write_text("half")
-        raise ZeroDivisionError
-    with registry.new_version() as draft:
-        assert draft.name == "version_1" and draft.path.name.startswith(".")
-    assert {path.name for path in registry.directory.iterdir()} == {"version_0", "pointers.json"}
+def test_a_discarded_draft_is_gone_and_its_number_is_free(registry):
+    draft = registry.new_draft()
+    assert draft.name == "version_1" and draft.path.name.startswith(".")
+    (draft.path / "model.safetensors").write_text("half")
+    draft.discard()
+    draft.discard()
+    assert registry.new_draft().name == "version_1"
+    assert registry.reopen_draft(draft.path.name) is None
 
 
-def test_what_a_killed_driver_leaves_is_never_listed(registry):
-    dies_while_writing = (
-        "import os, sys; from pathlib import Path; from leyden.models.registry import Registry\n"
-        "with Registry(Path(sys.argv[1])).new_version() as draft:\n"
-        "    (draft.path / 'manifest.json').write_text('{}'); os._exit(9)"
-    )
-    killed = subprocess.run([sys.executable, "-c", dies_while_writing, str(registry.directory)], check=False)
+def test_a_discarded_draft_does_not_take_its_version_with_it(registry):
+    draft = registry.new_draft(registry.get("version_0"))
+    version = draft.commit()
+    draft.discard()
+    assert registry.get("version_1") == version and registry.verify_files(version) == []
+
+
+KILLED_WHILE_WRITING = """
+import os, sys
+from pathlib import Path
+from leyden.models.registry import Registry
+draft = Registry(Path(sys.argv[1])).new_draft()
+(draft.path / "model.safetensors").write_text("weights")
+os.replace = os.rename = Path.rename = Path.replace = lambda *args: os._exit(9)  # just before the manifest or the version is there
+if sys.argv[2] == "at the rename":
+    import leyden.models.draft as room
+    room.write_atomically = lambda path, text: path.write_text(text)
+draft.commit(run_id="run-1", iteration=1)
+"""
+
+
+@pytest.mark.parametrize("moment", ["at the manifest", "at the rename"])
+def test_what_a_killed_driver_leaves_is_never_listed_and_can_be_finished(registry, moment):
+    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(registry.directory), moment], check=False)
     assert killed.returncode == 9
     (registry.directory / "version_7").mkdir()  # a copy by hand that never got its manifest
-    assert len(list(registry.directory.glob(".version_1.*.tmp"))) == 1
+    (left,) = registry.directory.glob(".version_1.*.draft")
     assert [version.name for version in registry.list()] == ["version_0"]
-    assert add_version(registry, "version_0").name == "version_1"
+    assert registry.find("run-1", 1) is None
+
+    assert registry.reopen_draft("../version_0") is None and registry.reopen_draft("version_0") is None
+    draft = registry.reopen_draft(left.name, registry.get("version_0"))
+    assert draft is not None and draft.name == "version_1"
+    version = draft.commit(run_id="run-1", iteration=1)
+    assert version.manifest.parent == "version_0" and "manifest.json" not in version.manifest.files
+    assert registry.find("run-1", 1) == version and registry.find("run-1", 2) is None
+    assert (version.path / "model.safetensors").read_text() == "weights" and not left.exists()
+
+
+def test_drafts_are_swept_but_for_those_to_keep(registry):
+    kept, left = registry.new_draft(), registry.new_draft()
+    (registry.directory / ".version_1.notes").mkdir()  # somebody else's
+    assert registry.sweep_drafts(keep=[kept.path.name]) == [left.path.name]
+    assert kept.path.is_dir() and not left.path.exists() and (registry.directory / ".version_1.notes").is_dir()
+    assert registry.sweep_drafts() == [kept.path.name]
+    assert Registry(registry.directory / "nowhere").sweep_drafts() == []
 
 
 def test_two_drivers_cannot_both_have_a_number(registry):
-    with registry.new_version() as first, registry.new_version() as second:
-        first.commit()
-        with pytest.raises(Conflict, match="version_1 exists already"):
-            second.commit()
+    first, second = registry.new_draft(), registry.new_draft()
+    first.commit()
+    with pytest.raises(Conflict, match="version_1 exists already"):
+        second.commit()
+    assert second.path.is_dir()
+
+
+def test_damage_is_named_file_by_file(registry):
+    version = add_version(registry, "version_0")
+    (version.path / "config.json").write_text("{}")
+    version = registry.get(version.name)
+    assert registry.verify_files(version) == ["config.json: not in the manifest"]
+    (version.path / "config.json").unlink()
+    (version.path / "adapter" / "adapter_model.safetensors").write_text("another")
+    assert registry.verify_files(version) == ["adapter/adapter_model.safetensors: changed"]
+    (version.path / "adapter" / "adapter_model.safetensors").unlink()
+    assert registry.verify_files(version) == ["adapter/adapter_model.safetensors: missing"]
+
+
+def test_a_damaged_manifest_or_pointer_file_is_one_clear_error(registry):
+    (registry.directory / "pointers.json").write_text("{")
+    with pytest.raises(LeydenError, match=re.escape("pointers.json is damaged")):
+        registry.get("@champion")
+    (registry.get("version_0").path / "manifest.json").write_text("{")
+    with pytest.raises(LeydenError, match=re.escape("manifest.json is damaged")):
+        registry.list()
+
+
+def test_a_fork_begins_with_the_base_and_the_champion_of_another_run(registry, tmp_path):
+    for parent in ("version_0", "version_1"):
+        add_version(registry, parent, run_id="run-1", iteration=1)
+    fork = Registry(tmp_path / "fork")
+    version = fork.clone_from(registry, registry.get("version_2"))
+    assert [v.name for v in fork.list()] == ["version_0", "version_2"], "what lies between was not asked for"
+    assert fork.get("@champion") == version and version.manifest == registry.get("version_2").manifest
+    assert fork.base_of(version).name == "version_0" and version.adapter_dir == fork.directory / "version_2" / "adapter"
+    assert all(fork.verify_files(v) == [] for v in fork.list())
+    assert (version.path / "manifest.json").stat().st_ino == (registry.get("version_2").path / "manifest.json").stat().st_ino
+    assert fork.new_draft(version).name == "version_3"
+    assert fork.pointers.history[0].reason.startswith("forked from ")
+
+
+def test_an_interrupted_fork_may_be_repeated_and_another_refused(registry, tmp_path, monkeypatch):
+    first, second = add_version(registry, "version_0"), add_version(registry, "version_0")
+    fork = Registry(tmp_path / "fork")
+    monkeypatch.setattr(Registry, "promote", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fork.clone_from(registry, first)
+    monkeypatch.undo()
+    assert fork.clone_from(registry, first) == fork.get("@champion")
+    with pytest.raises(Conflict, match="version_1 already"):
+        fork.clone_from(registry, second)
+    base = registry.get("version_0")
+    assert Registry(tmp_path / "other").clone_from(registry, base).manifest == base.manifest
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.ENOSPC, "no space left on the disk of .* free"),
+        (errno.EIO, "cannot write to .*Input/output error"),
+    ],
+)
+def test_a_disk_that_fails_at_any_write_leaves_the_registry_whole(registry, monkeypatch, number, message):
+    """The first fsync fails, then the second, and so on until all goes well: of the manifest, the tree, the directory, the pointers."""
+    before = registry.get("version_0")
+    for writes in range(100):
+        left = iter(range(writes))
+        fsync = os.fsync
+
+        def failing(fd, fsync=fsync, left=left):
+            if next(left, None) is None:
+                raise OSError(number, os.strerror(number))
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", failing)
+        try:
+            version = add_version(registry, "version_0")
+            registry.promote(version.name, "better")
+        except DiskError as error:
+            problem = error
+        else:
+            break
+        finally:
+            monkeypatch.undo()
+            registry.sweep_drafts()
+        assert all(registry.verify_files(version) == [] for version in registry.list())
+        assert registry.get("@champion").name == "version_0" or registry.get("@previous").name == "version_0"
+        assert not list(registry.directory.glob("**/*.tmp"))
+        for version in registry.list()[1:]:
+            shutil.rmtree(version.path)
+        (registry.directory / "pointers.json").unlink()
+        registry.promote("version_0", "imported")
+    assert writes >= 6 and registry.get("@champion").name == "version_1" and registry.get("version_0") == before
+    assert re.search(message, problem.message)
+    assert problem.hint.endswith("run the same command again")
 
 
 def test_promote_and_roll_back(registry):

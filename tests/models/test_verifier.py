@@ -14,27 +14,43 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from leyden.errors import Unavailable  # noqa: E402
-from leyden.models.verifier import CONVERSATION, TOOLS, render, verify, verify_in_child  # noqa: E402
+from leyden.errors import Unavailable, UsageError  # noqa: E402
+from leyden.models.verifier import CONVERSATION, TOOLS, Check, Report, render, verify, verify_in_child  # noqa: E402
 from leyden.process import new_marker  # noqa: E402
 
+EMBEDDING = "model.embed_tokens.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def merged(tiny_model, version, **lora):
+    """A version merged from a random adapter, as the training child does it."""
+    from leyden.algorithm.sft.checkpoint import copy_parent_files, merge
+    from leyden.algorithm.sft.config import PROJECTIONS
+
+    torch.manual_seed(1)
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(PROJECTIONS), init_lora_weights=False, task_type="CAUSAL_LM", **lora)
+    adapted = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "modules_to_save" in name:
+                parameter += 0.01 * torch.randn(parameter.shape)
+    adapted.save_pretrained(version / "adapter", save_embedding_layers=False)
+    merge(tiny_model, version / "adapter", version)
+    copy_parent_files(tiny_model, version)
+    return version
 
 
 @pytest.fixture(scope="module")
 def good(tiny_model, tmp_path_factory):
-    """A version merged from a random adapter, as the training child does it."""
-    from leyden.algorithm.sft.config import PROJECTIONS
-    from leyden.algorithm.sft.trl_backend import copy_parent_files, merge
+    return merged(tiny_model, tmp_path_factory.mktemp("good") / "version_1")
 
-    version = tmp_path_factory.mktemp("good") / "version_1"
-    torch.manual_seed(1)
-    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(PROJECTIONS), init_lora_weights=False, task_type="CAUSAL_LM")
-    peft.get_peft_model(base, lora).save_pretrained(version / "adapter")
-    merge(tiny_model, version / "adapter", version)
-    copy_parent_files(tiny_model, version)
-    return version
+
+@pytest.fixture(scope="module")
+def good_whole(tiny_model, tmp_path_factory):
+    """Its embedding was trained whole, and is tied to its head."""
+    directory = tmp_path_factory.mktemp("whole") / "version_1"
+    return merged(tiny_model, directory, modules_to_save=["embed_tokens"], ensure_weight_tying=True)
 
 
 @pytest.fixture
@@ -45,7 +61,7 @@ def version(good, tmp_path):
 
 def failures(version, base) -> dict[str, str]:
     report = verify(version, base, version / "adapter", parent_dir=base)
-    assert len(report.checks) == 9 and report.ok == (not report.failures)
+    assert len(report.checks) == 10 and report.ok == (not report.failures)
     return {check.name: check.detail for check in report.failures}
 
 
@@ -61,6 +77,53 @@ def change_json(path, **changes) -> None:
 
 def test_a_version_as_it_should_be_passes(version, tiny_model):
     assert failures(version, tiny_model) == {}
+
+
+def test_a_module_that_was_trained_whole_is_checked_like_any_other(good_whole, tiny_model, tmp_path):
+    version = shutil.copytree(good_whole, tmp_path / "version_1")
+    report = verify(version, tiny_model, version / "adapter", parent_dir=tiny_model)
+    assert report.ok, report.failures
+    assert any("14 adapted, 1 trained whole" in check.detail for check in report.checks)
+
+    base = load_file(tiny_model / "model.safetensors")
+    change_tensor(version, EMBEDDING, lambda tensor: base[EMBEDDING])  # a merge that forgot it
+    assert f"{EMBEDDING} is not base + adapter" in failures(version, tiny_model)["weights"]
+
+
+def test_an_adapter_whose_tied_embeddings_differ_is_found(good_whole, tiny_model, tmp_path):
+    version = shutil.copytree(good_whole, tmp_path / "version_1")
+    adapter = version / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(adapter)
+    tensors["base_model.model.lm_head.weight"] = tensors["base_model.model.lm_head.weight"] + 1
+    save_file(tensors, adapter, metadata={"format": "pt"})
+    assert "the adapter does not" in failures(version, tiny_model)["weights"]
+
+
+@pytest.mark.parametrize("setting", [{"use_dora": True}, {"rank_pattern": {"q_proj": 8}}, {"bias": "all"}])
+def test_an_adapter_of_a_kind_that_cannot_be_summed_does_not_pass(version, tiny_model, setting):
+    change_json(version / "adapter" / "adapter_config.json", **setting)
+    assert f"an adapter with {next(iter(setting))}" in failures(version, tiny_model)["weights"]
+
+
+def test_an_adapter_for_tensors_that_are_not_there_is_found(version, tiny_model):
+    adapter = version / "adapter" / "adapter_model.safetensors"
+    tensors = {name.replace("layers.1.", "layers.9."): tensor for name, tensor in load_file(adapter).items()}
+    save_file(tensors, adapter, metadata={"format": "pt"})
+    assert "model.layers.9." in failures(version, tiny_model)["weights"]
+
+
+def test_a_quantised_base_is_refused_by_the_merge_and_by_the_verifier(version, tiny_model, tmp_path):
+    from leyden.algorithm.sft.checkpoint import merge
+
+    base = shutil.copytree(tiny_model, tmp_path / "base")
+    tensors = load_file(base / "model.safetensors")
+    save_file(tensors | {UP: tensors[UP].to(torch.int8)}, base / "model.safetensors", metadata={"format": "pt"})
+    assert "holds weights in bfloat16, int8" in failures(version, base)["base"]
+    change_json(base / "config.json", quantization_config={"load_in_4bit": True})
+    assert "the base is quantised" in failures(version, base)["base"]
+    with pytest.raises(UsageError, match="is quantised, and a merge would round twice"):
+        merge(base, version / "adapter", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_it_renders_a_tool_conversation_to_the_ids_of_its_parent(version, tiny_model):
@@ -153,12 +216,44 @@ def test_a_changed_config_is_found(version, tiny_model):
     assert failures(version, tiny_model)["config"] == "config.json differs from the parent's in rms_norm_eps"
 
 
+def test_a_changed_generation_config_is_found(version, tiny_model):
+    change_json(version / "generation_config.json", temperature=0.2)
+    assert failures(version, tiny_model)["config"] == "generation_config.json differs from the parent's in temperature"
+
+
+def verified_in_child(version, base, tmp_path, **options):
+    return asyncio.run(
+        verify_in_child(
+            version, base, version / "adapter", parent_dir=base, marker=new_marker(), log_path=tmp_path / "log", **options
+        )
+    )  # fmt: skip
+
+
+def child_that_says(report: Report, path):
+    """Stands for an interpreter whose verifier came to this."""
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{report.model_dump_json()}\nEND\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_engine_is_started_on_what_passed_all_else(version, tiny_model, tmp_path):
+    async def serves(directory) -> str:
+        assert directory == version
+        return "answered"
+
+    async def dies(directory) -> str:
+        raise Unavailable("the engine died while starting")
+
+    report = verified_in_child(version, tiny_model, tmp_path, serve=serves)
+    assert report.ok and report.checks[-1].name == "engine" and report.checks[-1].detail == "answered"
+    well, ill = (child_that_says(Report(version="v", checks=(Check(name="base", ok=ok, detail=""),)), tmp_path / str(ok)) for ok in (1, 0))
+    report = verified_in_child(version, tiny_model, tmp_path, serve=dies, python=well)
+    assert [(check.name, check.detail) for check in report.failures] == [("engine", "the engine died while starting")]
+    report = verified_in_child(version, tiny_model, tmp_path, serve=serves, python=ill)
+    assert [check.name for check in report.checks] == ["base"], "nothing is started on a version that is wrong already"
+
+
 def test_a_verifier_that_dies_is_reported(version, tiny_model, tmp_path):
     with pytest.raises(Unavailable, match="died") as failure:
-        asyncio.run(
-            verify_in_child(
-                version, tiny_model, version / "adapter", parent_dir=tiny_model, marker=new_marker(), log_path=tmp_path / "log",
-                python="/bin/false",
-            )
-        )  # fmt: skip
+        verified_in_child(version, tiny_model, tmp_path, python="/bin/false")
     assert failure.value.exit_code == 3

@@ -35,6 +35,22 @@ def test_a_call_is_recorded_with_token_ids_logprobs_and_its_checkpoint() -> None
         assert row.response == {"role": "assistant", "content": "42"}
         assert row.latency >= 0 and row.started_at > 1_700_000_000_000_000
         assert this.proxy.counters == {"calls": 1}
+        [span] = await this.store.list_spans(row.rollout_id)
+        assert (span.name, span.kind, span.status, span.attempt) == ("chat policy", "client", "ok", row.attempt)
+        assert span.start_ns == row.started_at * 1000 and span.end_ns >= span.start_ns
+        assert span.attributes["leyden.generation_ids"] == [row.id] and span.attributes["gen_ai.usage.output_tokens"] == 3
+
+    in_room(test)
+
+
+def test_a_span_that_cannot_be_stored_keeps_no_answer_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(this: Room) -> None:
+        async def full(*_: object) -> int:
+            raise OSError("disk full")
+
+        monkeypatch.setattr(this.store, "add_spans", full, raising=False)
+        assert (await this.ask()).status_code == 200 and len(await this.rows()) == 1
+        assert this.proxy.counters == {"calls": 1, "spans_not_recorded": 1}
 
     in_room(test)
 

@@ -20,8 +20,6 @@ def code(reply: httpx.Response) -> str:
     return error["code"]
 
 
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_upstream_error_passes_through_and_is_recorded(stream: bool) -> None:
     async def test(this: Room) -> None:
@@ -61,7 +59,7 @@ def test_an_answer_the_proxy_cannot_read_is_refused_and_recorded() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_is_not_there_is_a_502_that_says_so(stream: bool) -> None:
+def test_an_engine_that_is_not_there_is_gone(stream: bool) -> None:
     async def test(this: Room) -> None:
         with contextlib.closing(reserve_port("127.0.0.1", 0)) as socket:
             dead = f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
@@ -71,7 +69,8 @@ def test_an_engine_that_is_not_there_is_a_502_that_says_so(stream: bool) -> None
         )
         lease = await this.claim(llm=this.proxy.as_resource())
         reply = await this.ask(lease, model="dead", stream=stream)
-        assert (reply.status_code, code(reply)) == (502, "upstream_unreachable")
+        assert (reply.status_code, code(reply)) == (503, "engine_gone")
+        assert reply.headers["x-leyden-code"] == "engine_gone"
         assert dead in reply.json()["error"]["message"]
         [row] = await this.rows(lease)
         assert row.status == "error" and dead in str(row.error) and row.deployment == "dead"

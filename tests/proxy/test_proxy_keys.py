@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import httpx
+import openai
 import pytest
 from proxy_room import Room, in_room
 
@@ -41,6 +42,29 @@ def test_an_attempt_url_binds_as_its_key_does() -> None:
         assert code(await this.client.post(f"{root}/a/nobody/v1/chat/completions", json=body)) == (401, "invalid_api_key")
         unknown = await this.client.post(f"{url}/responses", json=body)
         assert code(unknown) == (404, "unknown_url") and this.lease.key not in unknown.text
+
+    in_room(test)
+
+
+def test_a_url_that_names_the_attempt_binds_to_it_while_it_is_leased(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(this: Room) -> None:
+        root, ref = this.proxy.base_url.removesuffix("/v1"), this.lease.ref
+        body = {"model": "policy", "messages": []}
+
+        def url(attempt: int | str, rollout_id: str = ref.rollout_id) -> str:
+            return f"{root}/rollout/{rollout_id}/attempt/{attempt}/v1"
+
+        client = openai.AsyncOpenAI(base_url=url(1), api_key="anything", max_retries=0)
+        answer = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "6 * 7?"}])
+        assert answer.choices[0].message.content == "42"
+        assert [(row.rollout_id, row.attempt) for row in await this.rows()] == [(ref.rollout_id, 1)]
+        assert (await this.client.get(f"{url(1)}/models")).status_code == 200
+        for wrong in (url(2), url(1, "nobody")):
+            assert code(await this.client.post(f"{wrong}/chat/completions", json=body)) == (404, "unknown_attempt")
+        assert code(await this.client.post(f"{url('x')}/chat/completions", json=body)) == (404, "unknown_url")
+        monkeypatch.setattr(bindings, "MEMORY_SECONDS", -1.0)
+        await this.store.release(ref)
+        assert code(await this.client.post(f"{url(1)}/chat/completions", json=body)) == (409, "lease_lost")
 
     in_room(test)
 

@@ -49,5 +49,14 @@ async def block(task: dict[str, Any]) -> float:
 
 
 @rollout
-async def die(task: dict[str, Any]) -> None:
-    os._exit(9)
+async def die(task: dict[str, Any]) -> float:
+    await asyncio.sleep(0.05)  # the others beside it have begun
+    if task["die"]:
+        os._exit(9)
+    await asyncio.sleep(0.1)
+    return 1.0
+
+
+@rollout
+async def keys(task: Any) -> dict[str, float]:
+    return {name: float(os.environ.get(name, 0)) for name in ("TOOL_API_KEY", "OTHER_API_KEY")}

@@ -85,7 +85,8 @@ def _no_task(llm): ...  # type: ignore[no-untyped-def]
 def _unknown(task, banana): ...  # type: ignore[no-untyped-def]
 def _positional(task, /): ...  # type: ignore[no-untyped-def]
 def _rest(task, *rest): ...  # type: ignore[no-untyped-def]
-def _generator(task): yield 1  # type: ignore[no-untyped-def]
+def _generator(task):
+    yield 1  # type: ignore[no-untyped-def]
 
 
 class _NoMethod: ...

@@ -84,6 +84,17 @@ def test_emit_reward_outside_a_rollout_is_wrong_use() -> None:
         emit_reward(1.0)
 
 
+def test_one_name_may_be_given_at_several_positions() -> None:
+    @rollout
+    async def agent(task: Any) -> float:
+        emit_reward(0.25, position="gen-1")
+        emit_reward(0.25, position="gen-1")
+        return 1.0
+
+    (result,) = dev(agent, [1])
+    assert [(reward.value, reward.position) for reward in result.rewards] == [(0.25, "gen-1"), (1.0, "end")]
+
+
 def test_rewards_emitted_from_the_agents_own_tasks_stay_with_its_rollout() -> None:
     """Many at once, all inside the agent before any goes on, each emitting from a task and a thread of its own."""
     n = 50

@@ -9,6 +9,7 @@ import pytest
 
 from leyden.runners import Runner, RunnerConfig, rollout
 from leyden.runners import runner as runner_module
+from leyden.runners.runner import Watcher
 from leyden.server.client import StoreClient
 from leyden.types import LeaseRef, Verdict
 
@@ -22,7 +23,12 @@ def test_only_a_loop_that_leaves_a_report_untaken_while_an_attempt_must_stop_is_
 
     async def scenario() -> None:
         blocked: list[bool] = []
-        runner = Runner(agent, lambda: StoreClient("http://127.0.0.1:9"), RunnerConfig(), on_blocked=lambda: blocked.append(True))
+
+        class Blocked(Watcher):
+            def on_blocked(self) -> None:
+                blocked.append(True)
+
+        runner = Runner(agent, lambda: StoreClient("http://127.0.0.1:9"), RunnerConfig(), Blocked())
         held, ended = LeaseRef(rollout_id="held", attempt=1, token=1), LeaseRef(rollout_id="ended", attempt=1, token=1)
         runner._held[held] = runner_module._Held.__new__(runner_module._Held)
         monkeypatch.setattr(runner, "_take_beats", lambda *_: setattr(runner, "_untaken_since", None))

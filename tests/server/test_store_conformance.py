@@ -169,6 +169,73 @@ def test_released_attempts_do_not_count(kind: str) -> None:
     run(check, kind)
 
 
+def test_a_release_with_a_delay_waits_apart_and_does_not_count(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task(config=RolloutConfig(max_attempts=1), run_id="run")])
+        (lease,) = await kit.store.claim("w")
+        released = await kit.store.release(lease.ref, delay=8)
+        assert (released.state, released.released) == (RolloutState.SCHEDULED, 1)
+        assert await kit.store.release(lease.ref, delay=3) == released, "a repeat is a no-op, whatever delay it names"
+        assert await kit.store.count("run") == Counts(scheduled=1)
+        await kit.pass_time(7)
+        assert await kit.store.claim("w") == []
+        await kit.pass_time(1)
+        (again,) = await kit.store.claim("w")
+        assert (again.ref.attempt, again.rollout.released) == (2, 1)
+        assert (await kit.store.fail(again.ref, FailureKind.TOOL)).state is RolloutState.FAILED
+        for bad in (-1.0, 1e9, float("nan")):
+            with pytest.raises(InvalidRequest, match="delay"):
+                await kit.store.release(again.ref, delay=bad)
+
+    run(check, kind)
+
+
+def test_queueing_again_moves_what_is_not_final_to_the_resources_named_now(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        old = await kit.store.add_resources({"x": JSONResource(value=1)})
+        keys = ("done", "running", "scheduled", "queued")
+
+        def tasks(resources_id: str | None) -> list[NewRollout]:
+            return [task(key, idempotency_key=key, resources_id=resources_id) for key in keys]
+
+        first = await kit.store.enqueue(tasks(old.id))
+        done, running, scheduled = await kit.store.claim("w", 3)
+        await kit.store.complete(done.ref)
+        await kit.store.release(scheduled.ref, delay=5)
+        await kit.store.retire_resources(old.id)
+        new = await kit.store.add_resources({"x": JSONResource(value=2)})
+        moved = await kit.store.enqueue(tasks(new.id))
+        assert [rollout.id for rollout in moved] == [rollout.id for rollout in first]
+        assert [rollout.resources_id for rollout in moved] == [old.id, new.id, new.id, new.id]
+        assert (await kit.store.resolve_key(running.key)).resources == old.model_copy(update={"alive": False})
+        assert await kit.store.heartbeat("w", [running.ref]) == [Verdict.HELD]
+        await kit.store.release(running.ref)
+        await kit.pass_time(5)
+        leases = await kit.store.claim("w", 5)
+        assert {lease.rollout.input: lease.resources for lease in leases} == dict.fromkeys(("running", "scheduled", "queued"), new)
+        assert await kit.store.enqueue(tasks(old.id)) == await kit.store.list_rollouts(), "a late request moves nothing to what is retired"
+        with pytest.raises(Conflict):
+            await kit.store.enqueue([task("else", idempotency_key="queued", resources_id=new.id)])
+        with pytest.raises(NotFound):
+            await kit.store.enqueue([task("queued", idempotency_key="queued", resources_id="nobody")])
+
+    run(check, kind)
+
+
+def test_a_claim_that_waits_gets_what_moved_to_live_resources(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        old = await kit.store.add_resources({"x": JSONResource(value=1)})
+        await kit.store.enqueue([task(idempotency_key="k", resources_id=old.id)])
+        await kit.store.retire_resources(old.id)
+        new = await kit.store.add_resources({"x": JSONResource(value=2)})
+        waiting = asyncio.create_task(kit.store.claim("w", wait=20))
+        await kit.store.enqueue([task(idempotency_key="k", resources_id=new.id)])
+        (lease,) = await waiting
+        assert lease.resources == new
+
+    run(check, kind)
+
+
 def test_a_zombie_changes_nothing_and_what_it_captured_is_late(kind: str) -> None:
     async def check(kit: Kit) -> None:
         await kit.store.enqueue([task(run_id="run")])
@@ -283,11 +350,18 @@ def test_a_key_stands_for_its_attempt_while_the_lease_lasts(kind: str) -> None:
         binding = await kit.store.resolve_key(lease.key)
         assert binding.ref == lease.ref and binding.resources == version == lease.resources
         assert (binding.run_id, binding.iteration, binding.mode) == ("run", 1, Mode.TEST)
+        assert await kit.store.resolve_attempt(lease.ref.rollout_id, 1) == binding
         await kit.store.complete(lease.ref)
-        with pytest.raises(LeaseLost):
-            await kit.store.resolve_key(lease.key)
-        with pytest.raises(NotFound):
-            await kit.store.resolve_key("guess")
+        for ended in (kit.store.resolve_key(lease.key), kit.store.resolve_attempt(lease.ref.rollout_id, 1)):
+            with pytest.raises(LeaseLost):
+                await ended
+        for unknown in (
+            kit.store.resolve_key("guess"),
+            kit.store.resolve_attempt("nobody", 1),
+            kit.store.resolve_attempt(lease.ref.rollout_id, 2),
+        ):
+            with pytest.raises(NotFound):
+                await unknown
 
     run(check, kind)
 

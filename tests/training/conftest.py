@@ -1,9 +1,12 @@
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of our children: a tiny model gains nothing by more, and loses much on a busy machine
 
 
 @pytest.fixture(scope="session")

@@ -5,27 +5,29 @@ Stdout carries one JSON object a line: ``{"event": "step", …}`` and, at a fail
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-import orjson
-
 from leyden.algorithm.dataset import check_rows, read_rows
 from leyden.algorithm.sft.job import RESULT_FILE, TrainJob, TrainProgress
-from leyden.errors import LeydenError, MissingExtra
-from leyden.models.files import write_atomically
+from leyden.algorithm.sft.lora import check_shape
+from leyden.errors import LeydenError, MissingExtra, Unavailable
+from leyden.models.files import disk_errors, write_atomically
 from leyden.process import watch_parent
 
 
 def main(arguments: list[str]) -> int:
     watch_parent()
     emit = _emitter(_take_stdout())
+    job = TrainJob.model_validate_json(Path(arguments[0]).read_bytes())
     try:
-        run(TrainJob.model_validate_json(Path(arguments[0]).read_bytes()), emit)
+        run(job, emit)
     except LeydenError as error:
         traceback.print_exc()
         emit({"event": "error", **error.as_dict()})
@@ -34,20 +36,50 @@ def main(arguments: list[str]) -> int:
 
 
 def run(job: TrainJob, emit: Callable[[dict[str, Any]], None]) -> None:
-    """Raises ``UsageError`` for a dataset that is not the one the job names, or whose labels do not fit its tokens."""
+    """Raises ``UsageError`` for a dataset that is not the one the job names or whose labels do not fit its tokens, and for an adapter of
+    another shape; ``DiskError`` where the disk is full, ``Unavailable`` where the memory is not enough."""
     rows = read_rows(job.dataset_path, job.dataset_sha256)
     check_rows(rows, job.config.max_length)
+    if job.parent_adapter_dir is not None:
+        check_shape(job.parent_adapter_dir, job.config)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process trains on one GPU; TRL refuses to start when it sees several
-    try:
-        from leyden.algorithm.sft import trl_backend
-    except ModuleNotFoundError as error:
-        raise MissingExtra(error.name or "trl", "train") from error
 
     def report(progress: TrainProgress) -> None:
         emit({"event": "step", **progress.model_dump()})
 
-    result = trl_backend.train(job, rows, report)
-    write_atomically(job.output_dir / RESULT_FILE, result.model_dump_json(indent=2))
+    with tempfile.TemporaryDirectory(prefix="leyden-train-") as scratch:
+        os.environ["UNSLOTH_COMPILE_LOCATION"] = scratch  # else it writes into the directory this happens to run in
+        try:
+            prepare = _backend(job)
+            from leyden.algorithm.sft.fit import fit
+        except ModuleNotFoundError as error:
+            raise MissingExtra(error.name or "trl", "train") from error
+        try:
+            result = fit(job, rows, prepare, report)
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise Unavailable(f"out of memory: {reason}", job.config.less_memory) from error
+    with disk_errors(job.output_dir):
+        write_atomically(job.output_dir / RESULT_FILE, result.model_dump_json(indent=2))
+
+
+def _backend(job: TrainJob) -> Any:
+    """Its ``prepare``. Unsloth patches the libraries that all else here is built on, so it is imported before them."""
+    if job.backend == "unsloth":
+        from leyden.algorithm.sft import unsloth_backend
+
+        return unsloth_backend.prepare
+    from leyden.algorithm.sft import trl_backend
+
+    return trl_backend.prepare
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch has a type of its own for a GPU's memory; for ours it raises a ``RuntimeError`` that only its text tells from others."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or any(text in str(error) for text in ("DefaultCPUAllocator", "(os error 12)", "Cannot allocate memory"))
 
 
 def _take_stdout() -> TextIO:
@@ -59,7 +91,7 @@ def _take_stdout() -> TextIO:
 
 def _emitter(stream: TextIO) -> Callable[[dict[str, Any]], None]:
     def emit(event: dict[str, Any]) -> None:
-        stream.write(orjson.dumps(event).decode() + "\n")
+        stream.write(json.dumps(event) + "\n")
 
     return emit
 

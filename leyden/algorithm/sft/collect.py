@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 from leyden.algorithm.sft.report import Board, StepView, clock
-from leyden.errors import Unavailable
+from leyden.errors import Conflict, Unavailable
 from leyden.server.interface import Store
 from leyden.types import Generation, NewRollout, Reward, Rollout, RolloutState
 
@@ -74,6 +74,23 @@ async def _running(store: Store, new: NewRollout) -> int | None:
     return (await store.count(new.run_id, new.iteration, new.mode)).running if new.run_id else None
 
 
+async def read_ended(store: Store, rollout_ids: Sequence[str]) -> list[Ended]:
+    """How rollouts ended that an earlier driver waited for; in the order given. Raises ``Conflict`` where the store does not hold them."""
+    found: dict[str, Rollout] = {}
+    rewards: list[Reward] = []
+    for ids in batches(rollout_ids, ENQUEUE_BATCH):
+        found |= {rollout.id: rollout for rollout in await store.list_rollouts(ids=ids) if rollout.state.final}
+        rewards += await store.list_rewards(ids)
+    missing = [rollout_id for rollout_id in rollout_ids if rollout_id not in found]
+    if missing:
+        raise Conflict(
+            f"the store does not hold {len(missing)} of {len(rollout_ids)} rollouts that this run has finished, such as {missing[0]}",
+            "go on with the store that it ran with, or start afresh with --new",
+        )
+    last = last_rewards(rewards)
+    return [_end(found[rollout_id], last) for rollout_id in rollout_ids]
+
+
 def _end(rollout: Rollout, rewards: Mapping[str, float]) -> Ended:
     """What an attempt earned before it failed is not what its rollout earned."""
     return Ended(rollout, rewards.get(rollout.id) if rollout.state == RolloutState.SUCCEEDED else None)
@@ -105,7 +122,7 @@ class _Wait:
         if len(self._failed) > self._patience.max_failed_share * self._total:
             raise TooManyFailed(
                 f"{len(self._failed)} of {len(self.ended)} rollouts failed; the first: {_why(self._failed[0])}",
-                "a failed rollout is no reward of 0: look at the runners' logs, or run the agent once by hand",
+                "a failed rollout is no reward of 0: look at the runners' logs, or run the agent once by hand; then start afresh",
             )
 
     def check_runners(self, alive: int) -> None:

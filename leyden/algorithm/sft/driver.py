@@ -25,6 +25,10 @@ class Driver:
         self._store = store
         self._lent: set[str] = set()
 
+    async def check(self) -> None:
+        """Call it right before what only one driver may do. Raises ``LeaseLost`` if another has taken the run over."""
+        await self._store.keep_run(self.run_id, self.epoch, LEASE)
+
     async def lend(self, resources: Mapping[str, Resource]) -> str:
         """Publish resources that live as long as this driver beats; returns their id."""
         lent = await self._store.add_resources(dict(resources), lease_seconds=LEASE)
@@ -39,7 +43,7 @@ class Driver:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT)
-            await self._store.keep_run(self.run_id, self.epoch, LEASE)
+            await self.check()
             for resources_id in list(self._lent):
                 try:
                     await self._store.keep_resources(resources_id, LEASE)
@@ -48,13 +52,25 @@ class Driver:
                         raise
 
 
-@asynccontextmanager
-async def driving(store: Store, run_id: str, config: dict[str, Any]) -> AsyncIterator[Driver]:
-    """Start the run and beat for it; at the end, say how it ended and cancel what is still queued.
+async def end_workers(store: Store) -> None:
+    """Give back at once what the runners of a former driver held, instead of after their leases.
 
-    Raises ``Conflict`` if another driver has the run, ``LeaseLost`` as soon as one takes it over.
+    Only for a store that nobody else uses: its runners have ended with their driver.
     """
-    run = await store.start_run(run_id, config, lease_seconds=LEASE)
+    for worker in await store.list_workers():
+        if worker.stopped_at is None:
+            await store.stop_worker(worker.id)
+
+
+@asynccontextmanager
+async def driving(store: Store, run_id: str, config: dict[str, Any], take_over: bool = False) -> AsyncIterator[Driver]:
+    """Start the run, or go on with it, and beat for it; at the end, say how it ended.
+
+    What is still queued then stays queued, under resources that nobody claims for: the run can go on. ``take_over``: do not wait until
+    the lease of a former driver has run out; for whoever knows that it is dead. Raises ``Conflict`` if another driver has the run,
+    ``LeaseLost`` as soon as one takes it over.
+    """
+    run = await store.start_run(run_id, config, LEASE, take_over)
     driver = Driver(store, run_id, run.epoch)
     state = RunState.FAILED
     try:
@@ -76,8 +92,6 @@ async def _end(store: Store, driver: Driver, state: RunState) -> None:
     try:
         for resources_id in list(driver._lent):
             await driver.take_back(resources_id)
-        if state != RunState.SUCCEEDED:
-            await store.cancel(run_id=driver.run_id)
         await store.finish_run(driver.run_id, driver.epoch, state, driver.summary)
     except LeydenError:
         if state == RunState.SUCCEEDED:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from leyden.algorithm.sft.config import TrainConfig
+from leyden.models.files import size_of
 from leyden.types import Record
 
 RESULT_FILE = "result.json"
@@ -21,7 +22,7 @@ class TrainJob(Record):
     """
 
     version: Literal[1] = 1
-    backend: Literal["trl"] = "trl"
+    backend: Literal["trl", "unsloth"] | None = None  # None: not resolved yet, which ``train`` does
     base_dir: Path
     parent_dir: Path
     parent_adapter_dir: Path | None = None
@@ -30,6 +31,11 @@ class TrainJob(Record):
     output_dir: Path
     config: TrainConfig = TrainConfig()
     expected_supervised_tokens: int = Field(ge=1)
+
+    @property
+    def output_size(self) -> int:
+        """Bytes, about, that the output will take: a merged model like the base, and the adapter."""
+        return size_of(self.base_dir, "*.safetensors") * 5 // 4
 
 
 class TrainProgress(Record):
@@ -51,6 +57,8 @@ class TrainResult(Record):
     epochs: float
     losses: list[float]  # one a step
     seconds: float
+    backend: str
+    software: dict[str, str]  # package → version, of what shaped the weights
     device: str
     dtype: str
     shared_prefix: bool

@@ -1,4 +1,7 @@
-"""What each step of the loop does. The order they come in is ``loop.py``'s to tell."""
+"""What each step of the loop does. The order they come in is ``loop.py``'s to tell.
+
+Each asks first whether an earlier driver of this run has finished it, and then only brings back what came out.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,34 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from leyden.algorithm.dataset import row_id, supervised_tokens, write_rows
-from leyden.algorithm.eos import eos_token_ids
+from leyden.algorithm.dataset import row_id
 from leyden.algorithm.rows import Row, RowsReport, build_rows
 from leyden.algorithm.selection import Selection, select
-from leyden.algorithm.sft.collect import Patience, count_tokens, read_captured, run_rollouts
+from leyden.algorithm.sft.collect import Ended, Patience, count_tokens, read_captured, read_ended, run_rollouts
 from leyden.algorithm.sft.driver import Driver
 from leyden.algorithm.sft.evaluate import Decision, Evaluation, decide, measure
-from leyden.algorithm.sft.job import TrainJob, TrainProgress, TrainResult
+from leyden.algorithm.sft.improve import Improvement
+from leyden.algorithm.sft.job import TrainResult
 from leyden.algorithm.sft.report import Board
 from leyden.algorithm.sft.rundir import RunDir
-from leyden.algorithm.sft.serving import MakeEngine, Serving
+from leyden.algorithm.sft.serving import DRAIN, EngineDied, MakeEngine, Serving
 from leyden.algorithm.sft.settings import GREEDY, SAMPLED, SFTConfig
-from leyden.algorithm.sft.steps import Steps, fingerprint
+from leyden.algorithm.sft.steps import Step, Steps, fingerprint
 from leyden.algorithm.sft.tasks import LoopTask
-from leyden.algorithm.sft.train import train
 from leyden.algorithm.triplets import GenerationsToTriplets
-from leyden.errors import Unavailable
-from leyden.models.registry import Registry, Version
-from leyden.models.verifier import verify_in_child
+from leyden.errors import Conflict
+from leyden.models.eos import eos_token_ids
+from leyden.models.registry import Registry
+from leyden.models.version import Version
 from leyden.server.interface import Store
 from leyden.types import Episode, Mode, NewRollout
 
 if TYPE_CHECKING:
     from leyden.proxy import LLMProxy
+
+MAX_RESTARTS = 2  # of an engine that dies, in one step
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,26 @@ class Collected:
     rewards: list[float]  # of every scored attempt
     report: RowsReport
     calls_refused: dict[str, int]
+    rewards_unplaced: int
     failed: int
     unscored: int
+
+    @property
+    def digest(self) -> str:
+        """Equal for what is read back from the store after a driver's death."""
+        rows = [(row_id(row), row.reward, len(row.input_ids), row.sampled_tokens) for row in self.rows]
+        return fingerprint([rows, self.rewards, self.failed, self.unscored])
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rollouts of one step at one temperature. ``name`` is part of their keys."""
+
+    name: str
+    iteration: int
+    mode: Mode
+    temperature: float
+    work: Sequence[tuple[LoopTask, int]]
 
 
 class Phases:
@@ -68,70 +90,97 @@ class Phases:
         self.config = config
         self.train_tasks = train_tasks
         self.heldout = heldout
+        self.driver = driver
         self.tokens: Counter[str] = Counter()  # read and sampled by the model in all rollouts, each one's last attempt
-        self.steps = Steps(parts.run, parts.board, driver.epoch)
+        self.calls: Counter[str] = Counter()  # what the proxy counted in finished steps
+        self.steps = Steps(parts.run, parts.board, driver)
         self.serving = Serving(parts.proxy, driver, parts.make_engine, config.max_tokens)
         rollout = config.rollout
         self._patience = Patience(config.max_failed_share, config.runner_patience, rollout.attempt_timeout * rollout.max_attempts + 120)
 
-    async def serve(self, iteration: int, version: Version) -> None:
-        """Put the version behind the proxy, unless it is there already."""
-        if self.serving.version == version.name:
-            return
-        with self.steps.open(iteration, f"serve-{version.name}", f"serve {version.name}", {"version": version.name}) as step:
-            await self.serving.start(version.name, version.path)
-            step.view.update(note="ready")
+    def begin(self) -> Version:
+        """The version this run set out to improve. Removes what an earlier driver left half done.
+
+        Raises ``Conflict`` where the store is not the one that the run has been in.
+        """
+        run, registry = self.parts.run, self.parts.registry
+        manifests = run.manifests()
+        if any(manifest["epoch"] >= self.driver.epoch for manifest in manifests):
+            raise Conflict(
+                f"the store does not know run {run.id}, of which {len(manifests)} steps are finished",
+                "go on with the store that it ran with, or start afresh with --new",
+            )
+        registry.sweep_drafts(keep=[manifest["outputs"]["draft"] for manifest in manifests if manifest["step"] == "train"])
+        return registry.get(run.begin_with(registry.get("@champion").name))
 
     async def collect(self, iteration: int, version: Version) -> Collected:
-        """Let the runners try every training task with the served version, and turn what the proxy captured into rows."""
+        """Let the runners try every training task with this version, and turn what the proxy captured into rows."""
         config, parts = self.config, self.parts
         work = [(task, k) for task in self.train_tasks for k in range(config.attempts)]
         inputs = {
             "version": version.name, "tasks": _digest(self.train_tasks), "attempts": config.attempts, "temperature": config.temperature,
-            "max_tokens": config.max_tokens,
+            "max_tokens": config.max_tokens, "rows": config.rows.model_dump(mode="json"), "seed": config.seed,
         }  # fmt: skip
-        with self.steps.open(iteration, "collect", f"collect with {version.name}", inputs, total=len(work)) as step:
-            resources = await self.serving.resources(config.temperature)
-            rollouts = self._rollouts(iteration, "collect", Mode.TRAIN, resources, work)
-            ended = await run_rollouts(parts.store, rollouts, self._patience, parts.board, step.view)
-            scored = {end.rollout.id: end.reward for end in ended if end.reward is not None}
-            generations, rewards = await read_captured(parts.store, [end.rollout.id for end in ended])
-            self.tokens += count_tokens(generations)
-            adapter = GenerationsToTriplets()
-            triplets = adapter.adapt([item for item in generations if item.rollout_id in scored], rewards)
-            tasks = {end.rollout.id: task.id for end, (task, _) in zip(ended, work, strict=True)}
-            rows, report = build_rows(triplets, tasks, eos_token_ids(version.path), config.rows)
-            collected = Collected(
-                rows=rows,
-                rewards=list(scored.values()),
-                report=report,
-                calls_refused={str(reason): count for reason, count in adapter.refused.items()},
-                failed=sum(end.failed for end in ended),
-                unscored=sum(not end.failed and end.reward is None for end in ended),
-            )
+        done = self.steps.finished(iteration, "collect", inputs)
+        if done is not None:
+            self.calls.update(done["proxy"])
+            collected = await self._collected(version, await read_ended(parts.store, done["rollouts"]), work)
+            if collected.digest != done["digest"]:
+                raise Conflict(
+                    f"the store holds other rollouts than those that run {parts.run.id} collected in iteration {iteration}",
+                    "go on with the store that it ran with, or start afresh with --new",
+                )
+            return collected
+        await self._serve(iteration, version)
+        async with self.steps.open(iteration, "collect", f"collect with {version.name}", inputs, total=len(work)) as step:
+            ended = await self._run(version, step, [_Batch("collect", iteration, Mode.TRAIN, config.temperature, work)])
+            collected = await self._collected(version, ended, work)
+            report = collected.report
             passed = sum(reward >= config.selection.min_reward for reward in collected.rewards)
-            step.outputs = {
+            step.outputs |= {
                 "rollouts": [end.rollout.id for end in ended],
-                "scored": len(scored),
+                "digest": collected.digest,
+                "scored": len(collected.rewards),
                 "passed": passed,
                 "failed": collected.failed,
                 "unscored": collected.unscored,
                 "calls_refused": collected.calls_refused,
-                "rewards_unplaced": adapter.unplaced_rewards,
+                "rewards_unplaced": collected.rewards_unplaced,
                 "rows": asdict(report),
             }
             failed = f", {collected.failed} failed" if collected.failed else ""
             refused = "".join(f", {count} {reason}" for reason, count in (report.refused | collected.calls_refused).items())
-            step.view.update(note=f"{passed} of {len(work)} passed, {len(rows)} rows{refused}{failed}")
+            step.view.update(note=f"{passed} of {len(work)} passed, {len(collected.rows)} rows{refused}{failed}")
             parts.run.metric(iteration=iteration, step="collect", passed=passed, planned=len(work), **asdict(report))
         return collected
 
-    def select(self, iteration: int, collected: Collected) -> Selection:
-        """Keep the best, or say why there is nothing to learn."""
+    async def _collected(self, version: Version, ended: Sequence[Ended], work: Sequence[tuple[LoopTask, int]]) -> Collected:
+        """What the store holds of rollouts that have ended, as rows."""
+        scored = {end.rollout.id: end.reward for end in ended if end.reward is not None}
+        generations, rewards = await read_captured(self.parts.store, [end.rollout.id for end in ended])
+        self.tokens += count_tokens(generations)
+        adapter = GenerationsToTriplets()
+        triplets = adapter.adapt([item for item in generations if item.rollout_id in scored], rewards)
+        tasks = {end.rollout.id: task.id for end, (task, _) in zip(ended, work, strict=True)}
+        rows, report = build_rows(triplets, tasks, eos_token_ids(version.path), self.config.rows)
+        return Collected(
+            rows=rows,
+            rewards=list(scored.values()),
+            report=report,
+            calls_refused={str(reason): count for reason, count in adapter.refused.items()},
+            rewards_unplaced=adapter.unplaced_rewards,
+            failed=sum(end.failed for end in ended),
+            unscored=sum(not end.failed and end.reward is None for end in ended),
+        )
+
+    async def select(self, iteration: int, collected: Collected) -> Selection:
+        """Keep the best, or say why there is nothing to learn. The same rows and settings give the same selection: it costs no waiting."""
         config = self.config.selection.model_copy(update={"seed": self.config.selection.seed + self.config.seed + iteration})
-        inputs = {"selection": config.model_dump(mode="json"), "rows": fingerprint([row_id(row) for row in collected.rows])}
-        with self.steps.open(iteration, "select", "select", inputs) as step:
-            selection = select(collected.rows, config, collected.rewards)
+        inputs = {"selection": config.model_dump(mode="json"), "rows": collected.digest}
+        selection = select(collected.rows, config, collected.rewards)
+        if self.steps.finished(iteration, "select", inputs) is not None:
+            return selection
+        async with self.steps.open(iteration, "select", "select", inputs) as step:
             step.outputs = {
                 **asdict(selection.report),
                 "nothing_to_learn": selection.nothing_to_learn,
@@ -145,125 +194,124 @@ class Phases:
         return selection
 
     async def train(self, iteration: int, parent: Version, rows: Sequence[Row]) -> tuple[Version, TrainResult]:
-        """Train on the rows in a child, check what it saved in another, and enter it in the registry. Needs the machine for itself."""
-        parts, registry = self.parts, self.parts.registry
-        dataset = parts.run.path / f"iteration_{iteration}" / "rows.arrow"
-        digest = write_rows(dataset, rows)
-        with registry.new_version(parent) as draft:
-            job = TrainJob(
-                base_dir=registry.base_of(parent).path,
-                parent_dir=parent.path,
-                parent_adapter_dir=parent.adapter_dir,
-                dataset_path=dataset,
-                dataset_sha256=digest,
-                output_dir=draft.path,
-                config=self.config.train,
-                expected_supervised_tokens=supervised_tokens(rows),
-            )
-            result = await self._train(iteration, draft.name, job)
-            await self._verify(iteration, draft.name, job)
-            version = draft.commit(
-                dataset_sha256=digest,
-                training=job.config.model_dump(mode="json"),
-                metrics=result.model_dump(mode="json", exclude={"files"}),
-                run_id=parts.run.id,
-                iteration=iteration,
-            )
-        return version, result
-
-    async def _train(self, iteration: int, version: str, job: TrainJob) -> TrainResult:
-        inputs = job.model_dump(mode="json", exclude={"output_dir", "dataset_path"})
-        with self.steps.open(iteration, "train", f"train {version}", inputs) as step:
-
-            def show(progress: TrainProgress) -> None:
-                loss = f"loss {progress.loss:.3f}" if progress.loss is not None else "starting"
-                step.view.update(done=progress.step, total=progress.steps, note=loss, left=progress.seconds_left)
-                self.parts.run.metric(iteration=iteration, **{"step": "train", "train_step": progress.step, "loss": progress.loss})
-
-            result = await train(
-                job,
-                on_progress=show,
-                log_path=self.parts.run.log(f"train-{version}"),
-                marker=self.parts.marker,
-                timeout=self.config.train_timeout,
-            )
-            step.outputs = result.model_dump(mode="json", exclude={"files"})
-            loss = f"mean loss {fmean(result.losses):.3f} over {result.steps} steps"
-            step.view.update(note=f"{loss}, {result.supervised_tokens} tokens learnt")
-        return result
-
-    async def _verify(self, iteration: int, version: str, job: TrainJob) -> None:
-        log_path = self.parts.run.log(f"verify-{version}")
-        with self.steps.open(iteration, "verify", f"verify {version}", {"version": version}) as step:
-            report = await verify_in_child(
-                job.output_dir,
-                job.base_dir,
-                job.output_dir / "adapter",
-                parent_dir=job.parent_dir,
-                marker=self.parts.marker,
-                log_path=log_path,
-            )
-            step.outputs = report.model_dump(mode="json")
-            if not report.ok:
-                wrong = report.failures[0]
-                raise Unavailable(f"{version} is not what was trained: {wrong.name}: {wrong.detail}", f"it was discarded; see {log_path}")
-            step.view.update(note=f"{len(report.checks)} checks passed")
+        """Train on the rows in a child, check what it saved in another, and enter it in the registry."""
+        improvement = Improvement(self.parts, self.config, self.steps, iteration, parent, rows)
+        if not improvement.trained and not self.config.serve_while_training:
+            await self.serving.stop(drain=DRAIN)
+        return await improvement.make()
 
     async def evaluate(self, iteration: int, version: Version) -> Evaluation | None:
-        """Measure the served version on the held-out tasks, sampled and greedily; None without such tasks."""
-        if not self.heldout:
-            return None
+        """Measure this version on the held-out tasks, sampled and greedily; without such tasks only see that an engine starts on it."""
         n, passing = len(self.heldout), self.config.selection.min_reward
+        if not n:
+            if self.steps.finished(iteration, _serve_step(version), _serve_inputs(version)) is None:
+                await self._serve(iteration, version)
+            return None
         once = [(task, 0) for task in self.heldout]
-        inputs = {"version": version.name, "tasks": _digest(self.heldout), "max_tokens": self.config.max_tokens}
-        with self.steps.open(iteration, f"evaluate-{version.name}", f"evaluate {version.name}", inputs, total=2 * n) as step:
-            rollouts = []
-            for temperature in (SAMPLED, GREEDY):
-                resources = await self.serving.resources(temperature)
-                rollouts += self._rollouts(iteration, f"evaluate-t{temperature:g}", Mode.VAL, resources, once)
-            ended = await run_rollouts(self.parts.store, rollouts, self._patience, self.parts.board, step.view)
+        name = f"evaluate-{version.name}"
+        inputs = {
+            "version": version.name, "tasks": _digest(self.heldout), "max_tokens": self.config.max_tokens, "passing": passing,
+            "seed": self.config.seed,
+        }  # fmt: skip
+        done = self.steps.finished(iteration, name, inputs)
+        if done is not None:
+            self.calls.update(done["proxy"])
+            self.tokens.update(done["tokens"])
+            return Evaluation.model_validate(done["evaluation"])
+        await self._serve(iteration, version)
+        async with self.steps.open(iteration, name, f"evaluate {version.name}", inputs, total=2 * n) as step:
+            temperatures = (SAMPLED, GREEDY)
+            batches = [_Batch(f"evaluate-t{t:g}", iteration, Mode.VAL, t, once) for t in temperatures]
+            ended = await self._run(version, step, batches)
             generations, _ = await read_captured(self.parts.store, [end.rollout.id for end in ended])
-            self.tokens += count_tokens(generations)
+            tokens = count_tokens(generations)
+            self.tokens += tokens
             sampled, greedy = measure(ended[:n], SAMPLED, passing), measure(ended[n:], GREEDY, passing)
             evaluation = Evaluation(version=version.name, sampled=sampled, greedy=greedy)
-            step.outputs = evaluation.as_summary() | {"rollouts": [end.rollout.id for end in ended]}
+            step.outputs |= evaluation.as_summary() | {
+                "evaluation": evaluation.model_dump(mode="json"),
+                "tokens": tokens,
+                "rollouts": [end.rollout.id for end in ended],
+            }
             step.view.update(note=f"T=1 {evaluation.sampled}, T=0 {evaluation.greedy}")
             self.parts.run.metric(iteration=iteration, step="evaluate", **evaluation.as_summary())
         return evaluation
 
-    def promote(self, iteration: int, candidate: Version, before: Evaluation | None, after: Evaluation | None) -> Decision:
+    async def promote(self, iteration: int, candidate: Version, before: Evaluation | None, after: Evaluation | None) -> Decision:
         """Make the candidate the champion if the gate says so."""
         inputs = {"candidate": candidate.name, "alpha": self.config.alpha}
-        with self.steps.open(iteration, "promote", f"promote {candidate.name}", inputs) as step:
+        done = self.steps.finished(iteration, "promote", inputs)
+        if done is not None:
+            return Decision.model_validate(done)
+        async with self.steps.open(iteration, "promote", f"promote {candidate.name}", inputs) as step:
             if before is None or after is None:
                 decision = Decision(promote=True, verdict=f"{candidate.name} is verified; there are no held-out tasks to judge it by")
             else:
                 decision = decide(before, after, self.config.alpha)
             if decision.promote:
+                await self.driver.check()
                 self.parts.registry.promote(candidate.name, decision.reason)
             step.outputs = decision.model_dump()
             step.view.update(note=("yes: " if decision.promote else "no: ") + decision.verdict)
         return decision
 
-    def _rollouts(
-        self, iteration: int, step: str, mode: Mode, resources: str, work: Sequence[tuple[LoopTask, int]]
-    ) -> list[NewRollout]:
+    # -- serving, and rollouts on what is served ---------------------------------------------------------------------
+    async def _serve(self, iteration: int, version: Version) -> None:
+        """Put the version behind the proxy, unless it is there already."""
+        if self.serving.version == version.name:
+            return
+        async with self.steps.open(iteration, _serve_step(version), f"serve {version.name}", _serve_inputs(version)) as step:
+            await self.serving.start(version)
+            step.view.update(note="ready")
+
+    async def _run(self, version: Version, step: Step, batches: Sequence[_Batch]) -> list[Ended]:
+        """Run the rollouts with the served version; in order. An engine that dies is started again, and what is not final goes on."""
+        store, board = self.parts.store, self.parts.board
+        before = Counter(self.parts.proxy.counters)
+        restarts = 0
+        while True:
+            rollouts = [rollout for batch in batches for rollout in await self._rollouts(batch)]
+            try:
+                ended = await self.serving.while_alive(run_rollouts(store, rollouts, self._patience, board, step.view))
+            except EngineDied as died:
+                if restarts == MAX_RESTARTS:
+                    raise
+                restarts += 1
+                board.say(f"  {died.message}: starting it again ({restarts} of {MAX_RESTARTS})")
+                await self.serving.start(version)
+                continue
+            calls = Counter(self.parts.proxy.counters) - before
+            self.calls += calls
+            step.outputs |= {"proxy": calls, "engine_restarts": restarts}
+            return ended
+
+    async def _rollouts(self, batch: _Batch) -> list[NewRollout]:
+        """The same keys each time, so that nothing is run twice; the resources are those of the engine that serves now."""
         run_id = self.parts.run.id
+        resources = await self.serving.resources(batch.temperature)
         return [
             NewRollout(
                 input=task.input,
-                mode=mode,
+                mode=batch.mode,
                 run_id=run_id,
-                iteration=iteration,
+                iteration=batch.iteration,
                 resources_id=resources,
                 config=self.config.rollout,
                 group=task.id,
                 episode=Episode(episode_spec_id=task.id, seed=self.config.seed),
-                metadata={"step": step, "k": k},
-                idempotency_key=f"{run_id}/{iteration}/{step}/{task.id}/{k}",
+                metadata={"step": batch.name, "k": k},
+                idempotency_key=f"{run_id}/{batch.iteration}/{batch.name}/{task.id}/{k}",
             )
-            for task, k in work
+            for task, k in batch.work
         ]
+
+
+def _serve_step(version: Version) -> str:
+    return f"serve-{version.name}"
+
+
+def _serve_inputs(version: Version) -> dict[str, Any]:
+    return {"version": version.name}
 
 
 def _digest(tasks: Sequence[LoopTask]) -> dict[str, Any]:

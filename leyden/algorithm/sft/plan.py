@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.console import Console
 
@@ -11,7 +10,7 @@ from leyden.algorithm.sft.settings import SFTConfig
 
 
 def describe_plan(
-    config: SFTConfig, *, model: str, train: int, heldout: int, tasks_from: str, store: str, runners: str, proxy: str, results: Path
+    config: SFTConfig, *, model: str, engine: str, train: int, heldout: int, tasks_from: str
 ) -> dict[str, str]:  # fmt: skip
     """Heading → one line. ``train`` and ``heldout`` are numbers of tasks."""
     collect = train * config.attempts
@@ -20,6 +19,7 @@ def describe_plan(
     some_rows = max(config.selection.min_rows, round(collect * config.selection.fraction))
     return {
         "model": model,
+        "engine": engine,
         "tasks": f"{train} to learn from, {heldout} held out, from {tasks_from}",
         "each iteration": f"{collect} attempts to learn from (T={config.temperature:g})"
         + (f", {evaluate} to measure the new version (T=1 and T=0)" if heldout else ", no measurement: nothing is held out"),
@@ -31,10 +31,6 @@ def describe_plan(
         "promotion": f"only if better beyond chance at T=1 (p < {config.alpha:g}) and not worse at T=0",
         "bounds": f"{config.max_tokens} tokens an answer, {config.rollout.attempt_timeout:g} s an attempt, "
         f"{config.rollout.max_attempts} attempts a rollout",
-        "runners": runners,
-        "store": store,
-        "proxy": proxy,
-        "results": f"a directory of its own in {results}",
     }
 
 

@@ -28,9 +28,7 @@ class StepView:
         self.started = time.monotonic()
         self._left: float | None = None
 
-    def update(
-        self, done: int | None = None, note: str | None = None, total: int | None = None, left: float | None = None
-    ) -> None:
+    def update(self, done: int | None = None, note: str | None = None, total: int | None = None, left: float | None = None) -> None:
         """``left``: seconds to go, where whoever does the step knows better than its pace tells."""
         self._left = left
         self.total = self.total if total is None else total

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.algorithm.sft.driver import Driver
+from leyden.errors import Unavailable
 
 if TYPE_CHECKING:
     from leyden.models.engine import Engine
+    from leyden.models.registry import Version
     from leyden.proxy import LLMProxy
 
 DRAIN = 30.0  # seconds that calls in flight get before another version takes their engine's place
 
-MakeEngine = Callable[[Path, str], "Engine"]
-"""(model directory, version) → an engine that is not started yet."""
+MakeEngine = Callable[["Version"], "Engine"]
+"""An engine for this version that is not started yet."""
+
+T = TypeVar("T")
+
+
+class EngineDied(Unavailable):
+    """Nobody stopped it. The hint holds the end of its log."""
 
 
 class Serving:
@@ -30,21 +38,27 @@ class Serving:
         self._engine: Engine | None = None
         self._lent: dict[float, str] = {}
 
-    async def start(self, version: str, model_dir: Path) -> None:
-        await self.stop(drain=DRAIN)
-        engine = self._make_engine(model_dir, version)
-        self._engine = engine  # from here on, ours to stop
-        await engine.start()
+    async def start(self, version: Version) -> None:
+        """Serve this version and no other, once calls in flight have ended or had ``DRAIN`` seconds."""
+        await self._driver.check()
+        if self._engine is not None and self._engine.can_switch:
+            await self._withdraw(DRAIN)
+            await self._engine.switch(version)
+        else:
+            await self.stop(drain=DRAIN)
+            self._engine = self._make_engine(version)  # from here on, ours to stop
+            await self._engine.start()
+        engine = self._engine
         self._proxy.update_model_list(
             [
                 {
                     "model_name": engine.model_name,
                     "litellm_params": {"model": f"hosted_vllm/{engine.model_name}", "api_base": engine.base_url},
-                    "model_info": {"id": self._deployment(version), "checkpoint": version},
+                    "model_info": {"id": self._deployment(version.name), "checkpoint": version.name},
                 }
             ]
         )
-        self.version = version
+        self.version = version.name
 
     async def resources(self, temperature: float) -> str:
         """The id of the resources that pin a rollout to this version at this temperature."""
@@ -56,20 +70,47 @@ class Serving:
             self._lent[temperature] = await self._driver.lend({"main_llm": llm})
         return self._lent[temperature]
 
+    async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """The work's result. If the engine dies first, the work is cancelled, nothing is lent any more, and ``EngineDied`` raised."""
+        if self._engine is None:
+            raise RuntimeError("nothing is served")
+        working, death = asyncio.ensure_future(work), asyncio.ensure_future(self._engine.wait_death())
+        try:
+            await asyncio.wait({working, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not death.done() or (working.done() and not working.exception()):
+                return working.result()
+        finally:
+            await _end(working)
+            await _end(death)
+        error = death.result()
+        await self.stop()
+        raise EngineDied(error.message, error.hint)
+
     async def stop(self, drain: float = 0.0) -> None:
         """Take the resources back, give calls in flight ``drain`` seconds to end, stop the engine. Safe to call twice."""
-        engine, version = self._engine, self.version
+        engine = self._engine
         if engine is None:
             return
         try:
-            if version is not None:
-                while self._lent:
-                    await self._driver.take_back(self._lent.popitem()[1])
-                self._proxy.update_model_list([])
-                await self._proxy.drain(self._deployment(version), drain)
+            await self._withdraw(drain)
         finally:
             self._engine = self.version = None
             await engine.stop()
 
+    async def _withdraw(self, drain: float) -> None:
+        version, self.version = self.version, None
+        if version is None:
+            return
+        while self._lent:
+            await self._driver.take_back(self._lent.popitem()[1])
+        self._proxy.update_model_list([])
+        await self._proxy.drain(self._deployment(version), drain)
+
     def _deployment(self, version: str) -> str:
         return f"{self._driver.run_id}-{version}"
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel it where it still runs, and see it end."""
+    task.cancel()
+    await asyncio.wait({task})

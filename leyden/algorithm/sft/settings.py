@@ -25,5 +25,6 @@ class SFTConfig(Record):
     max_failed_share: float = Field(0.25, ge=0, lt=1)  # of a step's rollouts; beyond it the run stops, for its numbers would mean little
     alpha: float = Field(0.05, gt=0, lt=1)  # of the promotion gate's tests
     train_timeout: float = Field(86_400.0, gt=0)  # seconds
+    serve_while_training: bool = False  # needs memory for both; spares a start where the engine can switch versions
     runner_patience: float = Field(600.0, gt=0)  # seconds without any live runner, after which the run stops
     seed: int = 0

@@ -71,6 +71,7 @@ class Summary:
     versions: list[tuple[str, Evaluation | None]] = field(default_factory=list)
     iterations: list[Iteration] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # by kind of step
+    total_seconds: float = 0.0  # that drivers spent on the run, starts and interrupted steps included
     rollout_tokens: dict[str, int] = field(default_factory=dict)  # read and sampled, in collection and evaluation
     proxy: dict[str, int] = field(default_factory=dict)  # calls, and whatever was odd about them, counted by kind
 
@@ -81,8 +82,11 @@ class Summary:
         self.iterations.append(iteration)
         return iteration
 
-    def finish(self, champion: str, seconds: dict[str, float], rollout_tokens: dict[str, int], proxy: dict[str, int]) -> None:
+    def finish(
+        self, champion: str, seconds: dict[str, float], total_seconds: float, rollout_tokens: dict[str, int], proxy: dict[str, int]
+    ) -> None:
         self.champion, self.proxy = champion, dict(proxy)
+        self.total_seconds = total_seconds
         self.rollout_tokens = {name: rollout_tokens[name] for name in ("read", "sampled")}
         self.seconds = {name: round(value, 1) for name, value in seconds.items()}
 
@@ -113,7 +117,7 @@ class Summary:
             "iterations": [vars(iteration) for iteration in self.iterations],
             "tokens": self.tokens,
             "proxy": self.proxy,
-            "seconds": self.seconds | {"total": round(sum(self.seconds.values()), 1)},
+            "seconds": self.seconds | {"total": round(self.total_seconds, 1)},
         }
 
 
@@ -133,7 +137,7 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
     costs.add_column("time", justify="right")
     for name, seconds in summary.seconds.items():
         costs.add_row(name, clock(seconds))
-    costs.add_row("total", clock(sum(summary.seconds.values())), style="bold")
+    costs.add_row("total", clock(summary.total_seconds), style="bold")
     console.print(costs)
     tokens = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.tokens.items())
     console.print(f"tokens: {tokens}", style="dim", highlight=False)

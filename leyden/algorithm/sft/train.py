@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,22 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from leyden.algorithm.sft.config import TrainConfig
+from leyden.algorithm.sft.interpreter import child_command, resolve_backend
 from leyden.algorithm.sft.job import RESULT_FILE, TrainJob, TrainProgress, TrainResult
 from leyden.errors import Unavailable
-from leyden.models.files import write_atomically
+from leyden.models.files import check_space, disk_errors, write_atomically
 from leyden.process import Child, spawn
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
-    "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+    "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "UNSLOTH_DISABLE_STATISTICS": "1",
 }  # fmt: skip
 
 
 async def train(
     job: TrainJob,
     *,
-    python: str | None = None,
     on_progress: Callable[[TrainProgress], None],
     log_path: Path,
     marker: str,
@@ -33,15 +34,19 @@ async def train(
 ) -> TrainResult:
     """Run the job in a child and return its checked result. A cancelled call ends the child and all it started.
 
-    ``python``: the interpreter (default: this one), which must have ``leyden[train]``. ``timeout``: seconds. The job file is
-    written beside ``log_path``. Raises ``Unavailable`` when the child fails, runs out of time, or did not do what was asked.
+    The child runs under ``job.config.python``. ``timeout``: seconds. The job file is written beside ``log_path``. Raises ``UsageError``
+    where that interpreter cannot do it, ``DiskError`` where the disk has no room for the result, ``Unavailable`` when the child fails,
+    runs out of memory or time, or did not do what was asked.
     """
-    job.output_dir.mkdir(parents=True, exist_ok=True)
-    job_path = log_path.with_suffix(".job.json")
-    job_path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(job_path, job.model_dump_json(indent=2))
-    command = [python or sys.executable, "-m", "leyden.algorithm.sft.child", str(job_path)]
-    child = await spawn(command, marker=marker, log_path=log_path, env=OFFLINE, stdout_pipe=True)
+    if job.backend is None:
+        job = job.model_copy(update={"backend": await resolve_backend(job.config, marker=marker)})
+    with disk_errors(job.output_dir):
+        job.output_dir.mkdir(parents=True, exist_ok=True)
+        check_space(job.output_dir, job.output_size)
+        job_path = log_path.with_suffix(".job.json")
+        job_path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(job_path, job.model_dump_json(indent=2))
+    child = await spawn(child_command(job.config.python, str(job_path)), marker=marker, log_path=log_path, env=OFFLINE, stdout_pipe=True)
     try:
         async with asyncio.timeout(timeout):
             error = await _follow(child, on_progress)
@@ -51,7 +56,7 @@ async def train(
     finally:
         await child.stop(grace=2.0)
     if code != 0:
-        error = error or {"message": f"exit status {code}", "hint": None}
+        error = error or _silent_death(code, job.config)
         raise Unavailable(f"the training failed: {error['message']}", "\n".join(filter(None, [error["hint"], _log_hint(child)])))
     return check_result(job)
 
@@ -88,6 +93,13 @@ async def _follow(child: Child, on_progress: Callable[[TrainProgress], None]) ->
         else:
             error = event["error"]
     return error
+
+
+def _silent_death(code: int, config: TrainConfig) -> dict[str, Any]:
+    """What to make of a child that ended without a word."""
+    if code == -signal.SIGKILL:
+        return {"message": "killed from outside (SIGKILL), as the system does when memory runs out", "hint": config.less_memory}
+    return {"message": f"exit status {code}", "hint": None}
 
 
 def _log_hint(child: Child) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Row, bindparam, delete, select, update
@@ -34,6 +34,7 @@ class Ending:
     state: AttemptState
     failure: FailureKind | None = None
     error: str | None = None
+    delay: float = field(default=0.0, compare=False)  # seconds until a released one is queued again
 
     @classmethod
     def failed(cls, failure: FailureKind, error: str | None) -> Ending:
@@ -42,7 +43,6 @@ class Ending:
 
 
 SUCCEEDED = Ending(AttemptState.SUCCEEDED)
-RELEASED = Ending(AttemptState.RELEASED)
 
 _END_ATTEMPT = (
     update(attempts)
@@ -65,8 +65,8 @@ def fail(tx: Transaction, ref: LeaseRef, failure: FailureKind, error: str | None
     return _end_held(tx, ref, Ending.failed(failure, error))
 
 
-def release(tx: Transaction, ref: LeaseRef) -> Rollout:
-    return _end_held(tx, ref, RELEASED)
+def release(tx: Transaction, ref: LeaseRef, delay: float) -> Rollout:
+    return _end_held(tx, ref, Ending(AttemptState.RELEASED, delay=delay))
 
 
 def cancel(tx: Transaction, rollout_ids: Sequence[str], run_id: str | None) -> int:
@@ -109,7 +109,7 @@ def _next_move(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
     if ending.state is AttemptState.SUCCEEDED:
         return Move(row, RolloutState.SUCCEEDED)
     if ending.state is AttemptState.RELEASED:
-        return Move(row, RolloutState.QUEUED, released=True)
+        return _queue_again(tx, row, microseconds(ending.delay), released=True)
     if ending.failure is FailureKind.CANCELLED:
         return Move(row, RolloutState.CANCELLED, failure=ending.failure, error=ending.error)
     config = RolloutConfig.model_validate_json(row.config)
@@ -117,9 +117,13 @@ def _next_move(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
     if ending.failure not in config.retry_on or tries >= config.max_attempts:
         return Move(row, RolloutState.FAILED, failure=ending.failure, error=ending.error)
     delay = microseconds(tx.jitter() * min(config.retry_delay * 2 ** (tries - 1), MAX_RETRY_DELAY))
-    if ending.failure is FailureKind.LOST or delay == 0:  # a lost one has waited for the whole lease already
-        return Move(row, RolloutState.QUEUED)
-    return Move(row, RolloutState.SCHEDULED, available_at=tx.now + delay)
+    return _queue_again(tx, row, 0 if ending.failure is FailureKind.LOST else delay)  # a lost one has waited for the whole lease already
+
+
+def _queue_again(tx: Transaction, row: Row[Any], delay: int, released: bool = False) -> Move:
+    if delay == 0:
+        return Move(row, RolloutState.QUEUED, released=released)
+    return Move(row, RolloutState.SCHEDULED, available_at=tx.now + delay, released=released)
 
 
 def _end_held(tx: Transaction, ref: LeaseRef, ending: Ending) -> Rollout:

@@ -163,9 +163,21 @@ def resolve_key(tx: Transaction, key: str) -> AttemptBinding:
     attempt = tx.conn.execute(select(attempts).where(attempts.c.key_hash == key_hash(key))).first()
     if attempt is None:
         raise NotFound("this key was never issued", "use the api_key that the runner gave to the agent")
+    return _binding(tx, attempt)
+
+
+def resolve_attempt(tx: Transaction, rollout_id: str, number: int) -> AttemptBinding:
+    query = select(attempts).where(attempts.c.rollout_id == rollout_id, attempts.c.number == number)
+    attempt = tx.conn.execute(query).first()
+    if attempt is None:
+        raise NotFound(f"rollout {rollout_id} has no attempt {number}")
+    return _binding(tx, attempt)
+
+
+def _binding(tx: Transaction, attempt: Row[Any]) -> AttemptBinding:
     held = tx.conn.execute(select(leases.c.token).where(leases.c.rollout_id == attempt.rollout_id, leases.c.token == attempt.token)).first()
     if held is None:
-        raise LeaseLost(f"the key of attempt {attempt.number} of rollout {attempt.rollout_id} ended with it")
+        raise LeaseLost(f"attempt {attempt.number} of rollout {attempt.rollout_id} has ended, and its key with it")
     row = rows_by_id(tx, [attempt.rollout_id])[attempt.rollout_id]
     return AttemptBinding(
         ref=LeaseRef(rollout_id=attempt.rollout_id, attempt=attempt.number, token=attempt.token),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, insert, select
+from sqlalchemy import bindparam, insert, select, update
 
 from leyden.errors import Conflict, InvalidRequest, NotFound
 from leyden.server import records
 from leyden.server.codec import digest, encode
 from leyden.server.operations import counters
 from leyden.server.operations.counters import Bucket
+from leyden.server.operations.resources import alive_ids
 from leyden.server.operations.transitions import CHUNK, rollouts_by_id, rows_by_id
 from leyden.server.schema import attempts, resources, rollouts
 from leyden.server.transaction import Transaction
@@ -25,6 +26,13 @@ _BY_KEY = select(rollouts.c.id, rollouts.c.idempotency_key, rollouts.c.request_h
     rollouts.c.idempotency_key.in_(bindparam("keys", expanding=True))
 )
 _FINAL = [state.value for state in RolloutState if state.final]
+_MOVE_TO = (
+    update(rollouts)
+    .where(
+        rollouts.c.id == bindparam("b_id"), rollouts.c.finished_at.is_(None), rollouts.c.resources_id.is_distinct_from(bindparam("b_to"))
+    )
+    .values(resources_id=bindparam("b_to"))
+)
 
 
 def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
@@ -33,13 +41,15 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
     known = _by_key(tx, [item.idempotency_key for item in new if item.idempotency_key is not None])
     ids: list[str] = []
     rows: list[dict[str, Any]] = []
+    named: dict[str, str | None] = {}
     for item in new:
-        request_hash = digest(encode(item.model_copy(update={"idempotency_key": None})))
+        request_hash = digest(encode(item.model_copy(update={"idempotency_key": None, "resources_id": None})))
         used = known.get(item.idempotency_key) if item.idempotency_key is not None else None
         if used is not None:
             rollout_id, first_hash = used
             if first_hash != request_hash:
                 raise Conflict(f"idempotency key {item.idempotency_key!r} already queued a different rollout", "use a key of its own")
+            named[rollout_id] = item.resources_id
         else:
             rollout_id = f"ro-{secrets.token_hex(10)}"
             rows.append(_row(tx, item, rollout_id, request_hash))
@@ -52,7 +62,20 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
         counters.open_buckets(tx, {bucket for bucket, _ in added})
         counters.shift(tx, added)
         tx.changes.work = True
+    _move_to(tx, named)
     return rollouts_by_id(tx, ids)
+
+
+def _move_to(tx: Transaction, named: Mapping[str, str | None]) -> None:
+    """Let rollouts that are not final use other resources from their next claim on. Dead ones are no place to go: a request that came late
+    would move a rollout back to those."""
+    if not named:
+        return
+    alive = set(tx.conn.execute(alive_ids(), {"now": tx.now}).scalars()) if any(named.values()) else set()
+    moves = [{"b_id": rollout_id, "b_to": to} for rollout_id, to in named.items() if to is None or to in alive]
+    if moves:
+        tx.conn.execute(_MOVE_TO, moves)
+        tx.changes.work = True
 
 
 def _row(tx: Transaction, item: NewRollout, rollout_id: str, request_hash: str) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from sqlalchemy import func, insert, select, update
 from leyden.errors import NotFound
 from leyden.server import records
 from leyden.server.clock import microseconds
+from leyden.server.operations.attempts import Ending, end
+from leyden.server.operations.transitions import rows_by_id
 from leyden.server.schema import leases, workers
 from leyden.server.transaction import Transaction
-from leyden.types import Worker
+from leyden.types import AttemptState, Worker
 
 
 def register(tx: Transaction, worker_id: str, name: str, capacity: int, pid: int | None, host: str | None) -> Worker:
@@ -22,6 +24,9 @@ def register(tx: Transaction, worker_id: str, name: str, capacity: int, pid: int
 
 
 def stop(tx: Transaction, worker_id: str) -> Worker:
+    """It has ended. What it still holds goes back to the queue: nobody will finish it, and it was nobody's failure."""
+    held = list(tx.conn.execute(select(leases.c.rollout_id).where(leases.c.worker_id == worker_id)).scalars())
+    end(tx, [(row, Ending(AttemptState.RELEASED)) for row in rows_by_id(tx, held).values()])
     tx.conn.execute(update(workers).where(workers.c.id == worker_id, workers.c.stopped_at.is_(None)).values(stopped_at=tx.now))
     return get(tx, worker_id)
 

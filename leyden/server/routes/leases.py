@@ -59,7 +59,8 @@ async def fail(call: Call) -> Rollout:
 
 @route(router, "POST", "/v1/leases/release")
 async def release(call: Call) -> Rollout:
-    return await call.store.release((await call.read(messages.Release)).ref)
+    body = await call.read(messages.Release)
+    return await call.store.release(body.ref, body.delay)
 
 
 @route(router, "POST", "/v1/leases/resolve")

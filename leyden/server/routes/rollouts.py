@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from leyden.server import messages
 from leyden.server.wire import Call, route
-from leyden.types import Attempt, Rollout
+from leyden.types import Attempt, AttemptBinding, Rollout
 
 router = APIRouter()
 
@@ -40,3 +40,8 @@ async def get_rollout(call: Call) -> Rollout:
 @route(router, "GET", "/v1/rollouts/{rollout_id}/attempts")
 async def list_attempts(call: Call) -> list[Attempt]:
     return await call.store.list_attempts(call.path["rollout_id"])
+
+
+@route(router, "GET", "/v1/rollouts/{rollout_id}/attempts/{attempt:int}/binding")
+async def resolve_attempt(call: Call) -> AttemptBinding:
+    return await call.store.resolve_attempt(call.path["rollout_id"], int(call.path["attempt"]))

@@ -1,0 +1,149 @@
+"""``SFT``: the loop of ``loop.py`` as an algorithm that a ``Trainer`` runs."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leyden.algorithm.algorithm import Algorithm, FastAlgorithm, as_list
+from leyden.algorithm.baseline import Baseline
+from leyden.algorithm.sft.loop import run_sft
+from leyden.algorithm.sft.phases import Parts
+from leyden.algorithm.sft.plan import describe_plan
+from leyden.algorithm.sft.settings import SFTConfig
+from leyden.algorithm.sft.summary import Summary
+from leyden.algorithm.sft.tasks import check_disjoint, number_tasks
+from leyden.errors import MissingExtra, UsageError
+from leyden.models.engine import Engine
+from leyden.models.engine_config import EngineConfig
+from leyden.models.engines import choose, make_engine
+from leyden.models.importer import default_directory, import_in_child
+from leyden.models.registry import Registry, Version, check_model_dir
+from leyden.types import LLM
+
+TRAIN_EXTRA = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
+
+
+@dataclass
+class SFT(Algorithm):
+    """Serve, collect, select, train, verify, evaluate, promote.
+
+    ``model``: a model directory, a source that ``import_model`` knows (imported once into ``models``), or a hub name.
+    """
+
+    resumable = True
+
+    config: SFTConfig = field(default_factory=SFTConfig)
+    model: str = "smollm2"
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    models: Path = Path("models")
+
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Summary:
+        """Improve the model on ``train_dataset``, judged on ``val_dataset``: JSON tasks, none of them in both."""
+        context = self.context
+        registry = Registry(context.run.models)
+        await self._first_version(registry)
+
+        def engine_for(version: Version) -> Engine:
+            return self._engine(registry, version)
+
+        parts = Parts(context.run, context.board, context.store, context.proxy, registry, engine_for, context.marker)
+        train, heldout = number_tasks(as_list(train_dataset)), number_tasks(as_list(val_dataset))
+        return await run_sft(parts, self.config, train, heldout)
+
+    def check(self, train_dataset: Any, val_dataset: Any) -> None:
+        """Raises ``UsageError`` for tasks, a model, an engine or an environment that cannot do."""
+        for module in TRAIN_EXTRA:
+            if importlib.util.find_spec(module) is None:
+                raise MissingExtra(module, "train")
+        train, heldout = number_tasks(as_list(train_dataset)), number_tasks(as_list(val_dataset))
+        if not train:
+            raise UsageError("there are no tasks to learn from", "give at least one")
+        check_disjoint(train, heldout)
+        if self.model_dir.exists() or self._names_a_path:
+            check_model_dir(self.model_dir)
+        choose(self.engine)
+
+    def settings(self, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:
+        """The model, the configuration, and the ids of all tasks."""
+        return {
+            "algorithm": "sft",
+            "model": str(self.model_dir),
+            "train_tasks": [task.id for task in number_tasks(as_list(train_dataset))],
+            "heldout_tasks": [task.id for task in number_tasks(as_list(val_dataset))],
+            "sft": self.config.model_dump(mode="json"),
+            "engine": self.engine.model_dump(mode="json"),
+        }
+
+    def plan(self, train_dataset: Any, val_dataset: Any, tasks_from: str) -> dict[str, str]:
+        """What ``run`` would do, as heading → line."""
+        there = self.model_dir
+        model = f"{there}" if there.exists() else f"{self.model}, to be imported into {there}"
+        return describe_plan(
+            self.config,
+            model=model,
+            train=len(as_list(train_dataset)),
+            heldout=len(as_list(val_dataset)),
+            tasks_from=tasks_from,
+            engine=str(choose(self.engine)),
+        )
+
+    def fast(self) -> FastAlgorithm:
+        """One pass of the model as it is over some tasks."""
+        return Baseline(serve=self._serving)
+
+    @asynccontextmanager
+    async def _serving(self, baseline: Baseline) -> AsyncIterator[LLM]:
+        """The champion behind the proxy while the block lasts."""
+        context = self._context = baseline.context
+        registry = Registry(context.run.models)
+        await self._first_version(registry)
+        engine = self._engine(registry, registry.get("@champion"))
+        try:
+            with context.board.step(f"serve {engine.model_name}"):
+                await engine.start()
+            entry = {"model": f"hosted_vllm/{engine.model_name}", "api_base": engine.base_url}
+            context.proxy.update_model_list([{"model_name": engine.model_name, "litellm_params": entry}])
+            sampling = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
+            yield context.proxy.as_resource(engine.model_name, sampling)
+        finally:
+            await engine.stop()
+
+    def _engine(self, registry: Registry, version: Version) -> Engine:
+        context = self.context
+        log_path = context.run.log(f"engine-{version.name}")
+        return make_engine(self.engine, version, registry.base_of(version), log_path=log_path, marker=context.marker)
+
+    async def _first_version(self, registry: Registry) -> None:
+        """Make version_0 of this run, unless it has a champion already: the model, or the champion of the run that is forked."""
+        context = self.context
+        if registry.pointers.champion is not None:
+            return
+        if context.fork is not None:
+            source = Registry(context.fork.models)
+            await asyncio.to_thread(registry.clone_from, source, source.get("@champion"))
+            return
+        if imported := registry.list():  # an earlier driver died before it could promote it
+            registry.promote(imported[0].name, "imported")
+            return
+        if not self.model_dir.exists():
+            with context.board.step(f"import {self.model} into {self.model_dir}"):
+                await import_in_child(self.model, self.model_dir, marker=context.marker, log_path=context.run.log("import"))
+        await asyncio.to_thread(registry.import_version, self.model_dir)
+
+    @property
+    def _names_a_path(self) -> bool:
+        """``models/x`` could also be a hub name: it is a path below our own ``models``, and where there is a directory ``models``."""
+        path = Path(self.model)
+        there = path.parent != Path(".") and path.parent.is_dir()
+        return path.is_dir() or there or path.parent == self.models or self.model.startswith((".", "/", "~"))
+
+    @property
+    def model_dir(self) -> Path:
+        """Where the model is, or will be imported to."""
+        return Path(self.model).expanduser() if self._names_a_path else default_directory(self.model, self.models)

@@ -1,0 +1,322 @@
+"""What a trainer brings it ends again, however the run goes; what it was handed it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import crew
+import httpx
+import pytest
+
+import leyden
+from leyden.algorithm.baseline import Baseline
+from leyden.errors import Unavailable, UsageError
+from leyden.process import MARKER, find_by_marker, new_marker
+from leyden.proxy import LLMProxy
+from leyden.server.client import StoreClient
+from leyden.trainer import Trainer
+from leyden.types import FailureKind, PromptTemplate, RolloutState
+
+HERE = Path(__file__).parent
+TASKS = [{"n": n} for n in range(4)]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Options of a trainer that brings everything itself."""
+    return {"n_runners": 1, "concurrency": 4, "runs": tmp_path / "runs"}
+
+
+@contextmanager
+def store_process(directory):
+    ready = directory / "ready.json"
+    command = [sys.executable, "-m", "leyden", "store", "--port", "0", "--database", str(directory / "s.db"), "--ready-file", str(ready)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        while not ready.exists():
+            assert process.poll() is None
+        yield json.loads(ready.read_text())["url"], process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_it_brings_store_proxy_and_runners_and_ends_them(own, nothing_left, talk):
+    seen = {}
+
+    class Looks(crew.Rewards):
+        async def run(self, train_dataset=None, val_dataset=None):
+            context = self.context
+            seen["processes"] = {" ".join(process.cmdline()) for process in find_by_marker(nothing_left)}
+            seen["health"] = httpx.get(f"{context.store_url}/health", trust_env=False).status_code
+            seen["proxy"] = self.get_llm_proxy().base_url
+            seen["latest"] = (await self.get_store().get_resources()).resources
+            return await super().run(train_dataset)
+
+    template = PromptTemplate(template="{n}")
+    trainer = Trainer(algorithm=Looks(), initial_resources={"prompt_template": template}, **own)
+    assert trainer.fit(crew.double, TASKS, board=talk) == [0.0, 2.0, 4.0, 6.0]
+    assert any("leyden store" in command for command in seen["processes"])
+    assert any("leyden.runners.process" in command for command in seen["processes"])
+    assert seen["health"] == 200
+    assert seen["proxy"].startswith("http://127.0.0.1:")
+    assert seen["latest"] == {"prompt_template": template}
+    assert "resume" not in talk.said
+    with pytest.raises(UsageError, match="has no store"):
+        trainer.algorithm.get_store()
+
+
+def test_a_failing_algorithm_ends_everything_too(own, nothing_left, talk):
+    with pytest.raises(Unavailable, match="had enough"):
+        Trainer(algorithm=crew.Fails(), **own).fit(crew.double, TASKS, board=talk)
+
+
+def script(directory, algorithm, *, guarded=True, runners=1):
+    body = f"""\
+        from pathlib import Path
+        import sys
+        sys.path.insert(0, {str(HERE)!r})
+        import crew, leyden
+        from leyden.cli import reported
+        def main():
+            trainer = leyden.Trainer(algorithm=crew.{algorithm}(), n_runners={runners}, runs=Path("runs"))
+            print(trainer.fit(agent, [{{"n": 1}}]))
+        @leyden.rollout
+        async def agent(task):
+            return task["n"]
+        """
+    end = 'if __name__ == "__main__":\n    sys.exit(reported(main))\n' if guarded else "sys.exit(reported(main))\n"
+    path = directory / "training.py"
+    path.write_text(textwrap.dedent(body) + end)
+    return subprocess.Popen([sys.executable, str(path)], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_ends_everything_in_good_order(tmp_path, nothing_left, sig, status):
+    process = script(tmp_path, "Waits")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    assert len(find_by_marker(nothing_left)) >= 3  # the script, the store, a runner
+    process.send_signal(sig)
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == status, talk
+    assert "stopping: ending" in talk
+    assert "Traceback" not in talk
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(tmp_path, nothing_left):
+    process = script(tmp_path, "Waits")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    for child in find_by_marker(nothing_left):
+        if "leyden store" in " ".join(child.cmdline()):
+            child.suspend()  # it cannot end in good order
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while not process.stderr.readline().startswith("stopping: ending"):
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def test_an_agent_of_the_script_itself_runs_in_processes(tmp_path, nothing_left):
+    process = script(tmp_path, "Rewards", runners=2)
+    out, talk = process.communicate(timeout=120)
+    assert out == "[1.0]\n", talk
+    assert "this process only" not in talk
+
+
+def test_a_script_that_starts_at_its_import_is_told_how_to_be_written(tmp_path, nothing_left):
+    process = script(tmp_path, "Rewards", guarded=False)
+    out, talk = process.communicate(timeout=120)
+    assert process.returncode == 2, out
+    assert "if __name__ ==" in talk
+
+
+def test_a_store_that_was_handed_over_lives_on(own, tmp_path, nothing_left):
+    with store_process(tmp_path) as (url, process):
+        for store in (url, StoreClient(url)):
+            assert Trainer(algorithm=crew.Rewards(), store=store, **own).fit(crew.double, TASKS) == [0.0, 2.0, 4.0, 6.0]
+        assert process.poll() is None
+        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+        assert not list((tmp_path / "runs").glob("*/store.db"))
+
+
+def test_a_proxy_that_runs_already_lives_on_and_its_store_is_the_trainers(own, tmp_path, nothing_left):
+    class Names(crew.Rewards):
+        async def run(self, train_dataset=None, val_dataset=None):
+            return self.context.store_url, self.get_llm_proxy().base_url
+
+    with store_process(tmp_path) as (url, _):
+        proxy = LLMProxy(StoreClient(url))
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        asyncio.run_coroutine_threadsafe(proxy.start(), loop).result()
+        base_url = proxy.base_url
+        assert Trainer(algorithm=Names(), llm_proxy=proxy, **own).fit(None) == (url, base_url)
+        assert httpx.get(f"{base_url}/models", trust_env=False).status_code == 401  # it answers: who are you?
+        asyncio.run_coroutine_threadsafe(proxy.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+def test_a_proxy_without_a_store_gets_the_trainers_and_is_ended(own, nothing_left):
+    proxy = LLMProxy()
+    Trainer(algorithm=crew.Rewards(), llm_proxy=proxy, **own).fit(None, [])
+    assert proxy.base_url == ""
+    assert proxy.store is None
+
+
+def test_an_algorithm_without_async_gets_a_thread(own, nothing_left):
+    class Plain(crew.Algorithm):
+        def run(self, train_dataset=None, val_dataset=None):
+            async def ask():
+                async with StoreClient(self.context.store_url) as store:
+                    return [rollout.state for rollout in await store.enqueue([leyden.NewRollout(input=task) for task in train_dataset])]
+
+            return asyncio.run(ask())
+
+    assert Trainer(algorithm=Plain(), **own).fit(None, TASKS) == [RolloutState.QUEUED] * 4
+
+
+def test_runners_end_after_their_share_and_the_algorithm_goes_on(own, tmp_path, nothing_left):
+    class Counts(crew.Rewards):
+        async def run(self, train_dataset=None, val_dataset=None):
+            store = self.get_store()
+            ids = [rollout.id for rollout in await store.enqueue([leyden.NewRollout(input=task) for task in train_dataset])]
+            while [worker for worker in await store.list_workers() if worker.stopped_at is None] or not await store.list_workers():
+                await asyncio.sleep(0.05)
+            return [rollout.state for rollout in await store.list_rollouts(ids=ids)]
+
+    states = Trainer(algorithm=Counts(), max_rollouts=3, **own).fit(crew.double, TASKS)
+    assert sorted(states) == [RolloutState.QUEUED] + [RolloutState.SUCCEEDED] * 3
+
+
+# -- the store's death ------------------------------------------------------------------------------------------------------------
+
+
+def own_store(marker):
+    return next(process for process in find_by_marker(marker) if "leyden store" in " ".join(process.cmdline()))
+
+
+class Survives(crew.Rewards):
+    """Kills the store so often, and after each death sees that what was acknowledged is there."""
+
+    def __init__(self, marker, deaths):
+        self.marker, self.deaths = marker, deaths
+
+    async def run(self, train_dataset=None, val_dataset=None):
+        store = self.get_store()
+        for death in range(self.deaths):
+            (queued,) = await store.enqueue([leyden.NewRollout(input={"n": death})])
+            killed = own_store(self.marker)
+            killed.send_signal(signal.SIGKILL)
+            killed.wait()
+            assert (await store.get_rollout(queued.id)).input == {"n": death}
+        return await super().run(train_dataset)
+
+
+def test_a_store_that_dies_is_started_again_with_all_it_held(own, nothing_left, talk):
+    rewards = Trainer(algorithm=Survives(nothing_left, 2), **own).fit(crew.double, TASKS, board=talk)
+    assert rewards == [0.0, 2.0, 4.0, 6.0]
+    assert talk.said.count("the store died (signal 9): starting it again on port") == 2
+
+
+def test_a_store_that_keeps_dying_ends_the_run_with_one_line(own, nothing_left, talk):
+    with pytest.raises(Unavailable, match="the store died 4 times, at last with signal 9"):
+        Trainer(algorithm=Survives(nothing_left, 5), **own).fit(crew.double, TASKS, board=talk)
+    assert talk.said.count("starting it again") == 3
+
+
+# -- going on ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumable_run_says_how_it_goes_on_and_the_same_call_does(own, nothing_left, talk, tmp_path):
+    trainer = Trainer(algorithm=crew.Resumable(), command=["python", "train.py", "--new", "--train", "8"], **own)
+    with pytest.raises(Unavailable, match="the light went out"):
+        trainer.fit(crew.double, TASKS, board=talk)
+    (run,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
+    assert f"resume: python train.py --train 8 --resume {run.name}\n" in talk.said
+    assert trainer.fit(crew.double, TASKS, board=talk) == [0.0, 2.0, 4.0, 6.0]
+    assert f"run {run.name} goes on" in talk.said
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # the run and `latest`
+
+
+def test_other_tasks_or_new_are_another_run(own, nothing_left, tmp_path):
+    for trainer, tasks in (
+        (Trainer(algorithm=crew.Resumable(), **own), TASKS),
+        (Trainer(algorithm=crew.Resumable(), new=True, **own), TASKS),
+        (Trainer(algorithm=crew.Resumable(), store="http://127.0.0.1:9", **own), []),
+    ):
+        with pytest.raises((Unavailable, UsageError)):
+            trainer.fit(None, tasks)
+    assert len(list((tmp_path / "runs").iterdir())) == 3  # two runs and `latest`: the third was refused before it began
+
+
+def test_resume_by_name_from_python(own, nothing_left, talk, tmp_path):
+    with pytest.raises(Unavailable):
+        Trainer(algorithm=crew.Resumable(), **own).fit(crew.double, TASKS, board=talk)
+    run = (tmp_path / "runs" / "latest").resolve().name
+    assert f'resume: Trainer(..., resume="{run}")' in talk.said
+    assert Trainer(algorithm=crew.Resumable(), resume=run, **own).fit(crew.double, TASKS) == [0.0, 2.0, 4.0, 6.0]
+    with pytest.raises(UsageError, match="exclude each other"):
+        Trainer(algorithm=crew.Resumable(), resume=run, new=True, **own).fit(crew.double, TASKS)
+
+
+# -- a quick look -----------------------------------------------------------------------------------------------------------------
+
+
+def test_dev_says_what_the_agent_earns_and_trains_nothing(own, nothing_left, talk):
+    @leyden.rollout
+    async def sometimes(task):
+        if task["n"] == 3:
+            raise ValueError("no three")
+        return task["n"]
+
+    report = Trainer(algorithm=Baseline(), **own).dev(sometimes, TASKS, board=talk)
+    assert [end.reward for end in report.ended] == [0.0, 1.0, 2.0, None]
+    assert report.ended[3].rollout.failure is FailureKind.AGENT
+    assert report.mean_reward == 1.0
+    assert "reward 2  {'n': 2}" in talk.said
+    assert "agent  {'n': 3}" in talk.said
+
+
+def test_an_algorithm_is_needed_to_fit(own):
+    with pytest.raises(UsageError, match="no algorithm"):
+        Trainer(algorithm=None, **own).fit(crew.double, TASKS)
+    assert not own["runs"].exists()
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(own):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        taken = sock.getsockname()[1]
+        for options in ({"port": taken}, {"llm_proxy": LLMProxy(port=taken)}):
+            with pytest.raises(UsageError, match=f"port {taken} is taken"):
+                Trainer(algorithm=crew.Rewards(), **options, **own).fit(crew.double, TASKS)
+    assert not own["runs"].exists()
+
+
+def test_the_marker_of_a_run_is_its_own(own, nothing_left):
+    """A second run at the same time, under the same marker, is not ended by the first one's end."""
+    before = os.environ[MARKER]
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | {MARKER: new_marker()})
+    try:
+        Trainer(algorithm=crew.Rewards(), **own).fit(None, [])
+        assert other.poll() is None
+        assert os.environ[MARKER] == before
+    finally:
+        other.kill()
+        other.wait()

@@ -1,7 +1,7 @@
 """An agent that answers arithmetic with a calculator: the OpenAI Agents SDK, one MCP server, and a reward.
 
-    python examples/math/math_agent.py --base-url http://127.0.0.1:8000/v1 --model NAME     a dry run over 4 tasks
-    leyden runners examples/math/math_agent.py:math_agent -n 4                               runners for a store
+python examples/math/math_agent.py --base-url http://127.0.0.1:8000/v1 --model NAME     a dry run over 4 tasks
+leyden runners examples/math/math_agent.py:math_agent -n 4                               runners for a store
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def load_tasks(source: str | Path, split: Split | None = None, limit: int | None
     rows = _read_jsonl(path) if path.suffix == ".jsonl" or path.exists() else _read_hub(str(source))
     tasks = [task for task in rows if split is None or split_of(task["input"]) == split][:limit]
     if not tasks:
-        raise UsageError(f"{source}: no tasks{f' in its {split} part' if split else ''}", "a row is {\"input\": \"…\", \"target\": 12}")
+        raise UsageError(f"{source}: no tasks{f' in its {split} part' if split else ''}", 'a row is {"input": "…", "target": 12}')
     return tasks
 
 
@@ -186,10 +186,10 @@ def _task(row: Any, where: str) -> Task:
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{where}: not JSON ({error})", "each line is one JSON object") from None
     if not isinstance(row, dict):
-        raise UsageError(f"{where}: not an object", "a row is {\"input\": \"…\", \"target\": 12}")
+        raise UsageError(f"{where}: not an object", 'a row is {"input": "…", "target": 12}')
     question, target = row.get("input"), row.get("target")
     if not isinstance(question, str) or not question.strip():
-        raise UsageError(f"{where}: `input` must be a text", "a row is {\"input\": \"…\", \"target\": 12}")
+        raise UsageError(f"{where}: `input` must be a text", 'a row is {"input": "…", "target": 12}')
     if isinstance(target, bool) or not isinstance(target, int | float) or not abs(target) <= sys.float_info.max:
-        raise UsageError(f"{where}: `target` must be a finite number", "a row is {\"input\": \"…\", \"target\": 12}")
+        raise UsageError(f"{where}: `target` must be a finite number", 'a row is {"input": "…", "target": 12}')
     return {"input": question, "target": target}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from leyden.algorithm.sft.report import Board
 from leyden.algorithm.sft.rundir import RunDir
@@ -38,16 +37,24 @@ class StoreChild:
 
     async def supervise(self) -> None:
         """Start it again whenever it dies, at most ``MAX_RESTARTS`` times. Never returns; raises ``Unavailable`` after the last death."""
-        for restarts in range(MAX_RESTARTS + 1):
-            assert self._child is not None
-            child = self._child
-            code = await child.wait()
-            how = f"exit status {code}" if code >= 0 else f"signal {-code}"
-            if restarts == MAX_RESTARTS:
-                raise Unavailable(f"the store died {restarts + 1} times, at last with {how}", _last_lines(self._log, child))
+        for restart in range(1, MAX_RESTARTS + 1):
+            how = await self._death()
             self._board.say(f"the store died ({how}): starting it again on port {self._port} with the same database")
-            await child.stop(0.0)
-            await self.start()
+            await self.stop()
+            try:
+                await self.start()
+            except Unavailable:  # it died while it started: one death more
+                if restart == MAX_RESTARTS:
+                    raise
+        how = await self._death()
+        assert self._child is not None
+        last_lines = f"last lines of {self._log}:\n{self._child.tail()}"
+        raise Unavailable(f"the store died {MAX_RESTARTS + 1} times, at last with {how}", last_lines)
+
+    async def _death(self) -> str:
+        assert self._child is not None
+        code = await self._child.wait()
+        return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
     async def stop(self) -> None:
         if self._child is not None:
@@ -55,7 +62,3 @@ class StoreChild:
 
     async def _is_ready(self) -> bool:
         return self._ready_file.exists()
-
-
-def _last_lines(log: Path, child: Child) -> str:
-    return f"last lines of {log}:\n{child.tail()}"

@@ -24,11 +24,11 @@ from leyden.runners import PoolConfig, load_agent
 from leyden.runners.agent import Agent
 from leyden.runners.hooks import Hook
 from leyden.runners.tracer import Tracer
-from leyden.server.client import StoreClient
+from leyden.server.client import DEADLINE, StoreClient
 from leyden.trainer.interruption import interruptible, while_alive
 from leyden.trainer.naming import in_runner_process
 from leyden.trainer.runners import Crew, start_runners
-from leyden.trainer.store_child import StoreChild
+from leyden.trainer.store_child import START_TIMEOUT, StoreChild
 from leyden.trainer.threads import in_thread
 from leyden.types import Resource
 
@@ -109,8 +109,9 @@ class Trainer:
 
     def check(self, agent: str | Agent | None, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Raise ``UsageError`` for whatever would stop the run later. Starts nothing."""
-        if sum([self.resume is not None, self.fork is not None, self.new]) > 1:
-            raise UsageError("--resume, --fork and --new exclude each other", "one of them, or none: an unfinished run goes on by itself")
+        if self.resume is not None and (self.new or self.fork is not None):
+            raise UsageError("--resume excludes --new and --fork", "one of them, or none: an unfinished run goes on by itself")
+        self._settings(agent, train_dataset, val_dataset)  # a run to fork that does not exist is named now
         self._algorithm.check(train_dataset, val_dataset)
         if self.llm_proxy and not self.llm_proxy.base_url and self.llm_proxy.port:
             check_port_free(LOOPBACK, self.llm_proxy.port)
@@ -138,12 +139,12 @@ class Trainer:
         settings = self._settings(agent, train, val)
         if self.resume is not None:
             run = RunDir.resume(self.runs, self.resume, settings)
-        elif not self.new and self._algorithm.resumable and (found := RunDir.find_unfinished(self.runs, settings)):
-            run = found
+        elif not self.new and self._algorithm.resumable and (unfinished := RunDir.find_unfinished(self.runs, settings)):
+            run = unfinished
         else:
             run = RunDir.create(self.runs, new_run_id(), settings)
-        going_on = "goes on (--new starts afresh): it" if run.resumed else "everything about it"
-        board.say(f"run {run.id} {going_on} is in {run.path}" if run.resumed else f"run {run.id}: {going_on} is in {run.path}")
+        what = "goes on (--new starts afresh)" if run.resumed else "begins"
+        board.say(f"run {run.id} {what}: everything about it is in {run.path}")
         return run
 
     async def _with_store(self, run: RunDir, agent: str | Agent | None, train: Any, val: Any, board: Board, marker: str) -> Any:
@@ -159,8 +160,10 @@ class Trainer:
     async def _with_parts(self, run: RunDir, url: str, agent: str | Agent | None, train: Any, val: Any, board: Board, marker: str) -> Any:
         algorithm = self._algorithm
         async with AsyncExitStack() as stack:
-            store = await stack.enter_async_context(StoreClient(url))
-            if run.resumed and self._store_url is None:
+            own = self._store_url is None
+            deadline = START_TIMEOUT if own else DEADLINE  # our own store comes back, or the run ends with its death
+            store = await stack.enter_async_context(StoreClient(url, deadline))
+            if run.resumed and own:
                 await end_workers(store)
             proxy = await self._start_proxy(stack, store)
             initial = dict(self.initial_resources or {})

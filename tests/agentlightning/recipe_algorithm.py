@@ -1,6 +1,7 @@
-"""The recipe's algorithm, block by block. Only the import line is ours, and what stands in for two programs that need a GPU:
+"""The recipe's algorithm, block by block. Only the import line is ours, and what stands in for two programs that need a GPU.
 
-``vllm serve`` is the embedded engine (or what a test puts in its place), and ``unsloth_training`` hands its dataset to our training child, in a spawned process as there.
+``vllm serve`` is the embedded engine (or what a test puts in its place); ``unsloth_training`` hands its dataset to our training child, in
+a spawned process as there.
 """
 
 from __future__ import annotations

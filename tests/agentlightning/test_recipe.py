@@ -87,7 +87,9 @@ def test_in_three_processes(tiny_model, tmp_path):
     url = f"http://127.0.0.1:{port}"
 
     def start(*command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, *command], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, *command], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     store = start("-m", "leyden", "store", "--port", str(port), "--database", str(tmp_path / "store.db"), "--ready-file", "ready")
     try:
@@ -101,7 +103,7 @@ def test_in_three_processes(tiny_model, tmp_path):
         assert out.rstrip().endswith(" 0")  # the training's exit status
         check_model_dir(tmp_path / "version_1")
         for process in (runners, store):
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal's Ctrl+C does: to the children too
             process.communicate(timeout=60)
     finally:
         end_leftovers(marker)
@@ -166,7 +168,8 @@ def test_an_algorithm_of_the_users_under_a_trainer(tiny_model, tmp_path, monkeyp
     first, second = trainer.fit(math_agent, load_math_dataset())
     check(first, tmp_path / "models" / "version_1")
     check(second, tmp_path / "models" / "version_2")
-    assert find_by_marker(marker) == []
+    ours = [process for process in find_by_marker(marker) if "resource_tracker" not in " ".join(process.cmdline())]  # multiprocessing's
+    assert ours == []
     assert algo._context is None
     assert trainer.llm_proxy is not None
     assert not trainer.llm_proxy.is_running()

@@ -11,28 +11,32 @@ import leyden.agentlightning as agl
 from leyden.agentlightning import store as store_room
 
 # What `import agentlightning as agl` offered, as its users' code names it.
-SURFACE = """
-LLM LLMProxy ProxyLLM PromptTemplate NamedResources Resource ResourcesUpdate Dataset Hook
-LightningStore LightningStoreClient LightningStoreServer InMemoryLightningStore LightningStoreThreaded MongoLightningStore
-LitAgent LitAgentRunner Runner rollout llm_rollout prompt_rollout
-Algorithm algo Baseline FastAlgorithm APO VERL with_store with_llm_proxy
-Trainer ExecutionStrategy ClientServerExecutionStrategy SharedMemoryExecutionStrategy
-LlmProxyTraceToTriplet TracerTraceToTriplet TraceToMessages Adapter TraceAdapter OtelTraceAdapter TraceToTripletBase
-OtelTracer AgentOpsTracer DummyTracer WeaveTracer Tracer get_active_tracer set_active_tracer
-emit_reward emit_message emit_object emit_annotation emit_exception operation reward
-find_final_reward find_reward_spans is_reward_span get_reward_value get_rewards_from_span get_message_value get_object_value
-make_tag_attributes make_link_attributes query_linked_spans
-Rollout RolloutConfig RolloutMode RolloutStatus Attempt AttemptStatus AttemptedRollout EnqueueRolloutRequest Span TraceStatus Triplet
-SpanCoreFields PaginatedResult FilterOptions SortOptions Worker WorkerStatus
-AgentLightningClient AgentLightningServer DevTaskLoader lightning_cli configure_logger setup_logging
-""".split()
+SURFACE = re.findall(
+    r"\w+",
+    """
+    LLM LLMProxy ProxyLLM PromptTemplate NamedResources Resource ResourcesUpdate Dataset Hook LightningStore LightningStoreClient
+    LightningStoreServer InMemoryLightningStore LightningStoreThreaded MongoLightningStore LitAgent LitAgentRunner Runner rollout
+    llm_rollout prompt_rollout Algorithm algo Baseline FastAlgorithm APO VERL with_store with_llm_proxy Trainer ExecutionStrategy
+    ClientServerExecutionStrategy SharedMemoryExecutionStrategy LlmProxyTraceToTriplet TracerTraceToTriplet TraceToMessages Adapter
+    TraceAdapter OtelTraceAdapter TraceToTripletBase OtelTracer AgentOpsTracer DummyTracer WeaveTracer Tracer get_active_tracer
+    set_active_tracer emit_reward emit_message emit_object emit_annotation emit_exception operation reward find_final_reward
+    find_reward_spans is_reward_span get_reward_value get_rewards_from_span get_message_value get_object_value make_tag_attributes
+    make_link_attributes query_linked_spans Rollout RolloutConfig RolloutMode RolloutStatus Attempt AttemptStatus AttemptedRollout
+    EnqueueRolloutRequest Span TraceStatus Triplet SpanCoreFields PaginatedResult FilterOptions SortOptions Worker WorkerStatus
+    AgentLightningClient AgentLightningServer DevTaskLoader lightning_cli configure_logger setup_logging
+    """,
+)
 
-STORE = """
-capabilities statistics otlp_traces_endpoint start_rollout enqueue_rollout enqueue_many_rollouts dequeue_rollout dequeue_many_rollouts
-start_attempt add_span add_many_spans add_otel_span query_rollouts query_attempts get_latest_attempt get_rollout_by_id query_resources
-get_resources_by_id get_latest_resources add_resources update_resources get_next_span_sequence_id get_many_span_sequence_ids
-wait_for_rollouts query_spans update_rollout update_attempt query_workers get_worker_by_id update_worker
-""".split()
+STORE = re.findall(
+    r"\w+",
+    """
+    capabilities statistics otlp_traces_endpoint start_rollout enqueue_rollout enqueue_many_rollouts dequeue_rollout
+    dequeue_many_rollouts start_attempt add_span add_many_spans add_otel_span query_rollouts query_attempts get_latest_attempt
+    get_rollout_by_id query_resources get_resources_by_id get_latest_resources add_resources update_resources
+    get_next_span_sequence_id get_many_span_sequence_ids wait_for_rollouts query_spans update_rollout update_attempt query_workers
+    get_worker_by_id update_worker
+    """,
+)
 
 
 @pytest.mark.parametrize("name", SURFACE)

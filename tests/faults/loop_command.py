@@ -21,10 +21,10 @@ TRAIN, HELDOUT = 8, 6
 
 CONFIG = SFTConfig(
     max_tokens=4,
-    rollout=RolloutConfig(attempt_timeout=120.0),
+    rollout=RolloutConfig(attempt_timeout=600.0),
     rows=RowsConfig(keep_truncated=True),  # a random model hardly ever ends its turn
     selection=SelectionConfig(min_rows=2),
-    train=TrainConfig(r=4, alpha=8, lr=2e-2, batch_size=2, accumulation=1, max_steps=2, warmup_steps=0, load_in_4bit=False),
+    train=TrainConfig(r=4, alpha=8, lr=2e-2, batch_size=2, accumulation=1, max_steps=2, warmup_steps=0),
 )
 
 

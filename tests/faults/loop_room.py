@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
 from loop_agent import GATES
 
@@ -87,17 +89,25 @@ def until(condition: Callable[[], object], what: str, command: Command | None = 
         time.sleep(0.02)
 
 
-def ended(run: RunDir, step: str) -> int:
+def ended(run: RunDir, iteration: int, step: str) -> int:
     """How many rollouts of a step have ended well, as the running store says."""
-    import httpx
+    rollouts = ask(run, "POST", "/v1/rollouts/query", {"run_id": run.id, "iteration": iteration, "state": "succeeded"})
+    return sum(rollout["metadata"]["step"] == step for rollout in rollouts or ())
 
+
+def lent(run: RunDir) -> str | None:
+    """The id of the resources that were lent last: a new one whenever an engine is ready."""
+    resources = ask(run, "GET", "/v1/resources")
+    return resources["id"] if resources else None
+
+
+def ask(run: RunDir, method: str, path: str, body: Any = None) -> Any:
+    """The running store's answer; None where there is no store, or none yet."""
     try:
         url = json.loads((run.path / "store.json").read_text())["url"]
-        body = {"run_id": run.id, "state": "succeeded"}
-        rollouts = httpx.post(f"{url}/v1/rollouts/query", json=body, trust_env=False, timeout=10).json()
+        return httpx.request(method, f"{url}{path}", json=body, trust_env=False, timeout=10).raise_for_status().json()
     except (OSError, ValueError, httpx.HTTPError):
-        return 0
-    return sum(rollout["metadata"]["step"] == step for rollout in rollouts)
+        return None
 
 
 def counted(run: RunDir) -> dict[tuple[int, str, str, int], tuple[str, float | None, int]]:

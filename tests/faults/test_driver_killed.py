@@ -34,7 +34,7 @@ class Moment:
 
 
 def half(step: str, tasks: int) -> Callable[[Command], object]:
-    return lambda command: ended(command.run, step) == tasks // 2
+    return lambda command: ended(command.run, 1, step) == tasks // 2
 
 
 def trains(command: Command) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,3 +83,66 @@ def test_nvidia_smi_is_read_where_there_is_no_nvml(tmp_path, monkeypatch):
     ]
     smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2\nexit 9\n")
     assert accelerator._from_nvidia_smi() == []
+
+
+class FakeNvml:
+    """The calls of ``nvidia-ml-py`` that are made, in its own names."""
+
+    NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_NO_PERMISSION = 9, 4
+
+    class NVMLError(Exception):
+        def __init__(self, value: int = 999) -> None:
+            super().__init__(f"NVML error {value}")
+            self.value = value
+
+    class NVMLError_LibraryNotFound(NVMLError):
+        pass
+
+    def __init__(self, init: Exception | None = None, count: Exception | int = 1) -> None:
+        self.init, self.count, self.closed = init, count, False
+
+    def nvmlInit(self) -> None:
+        if self.init:
+            raise self.init
+
+    def nvmlShutdown(self) -> None:
+        self.closed = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        if isinstance(self.count, Exception):
+            raise self.count
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, device: int) -> SimpleNamespace:
+        return SimpleNamespace(total=80 * GIB, used=GIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=4711, usedGpuMemory=300 * MIB), SimpleNamespace(pid=4712, usedGpuMemory=None)]
+
+    def nvmlDeviceGetUUID(self, device: int) -> bytes:
+        return b"GPU-1"
+
+    def nvmlDeviceGetName(self, device: int) -> str:
+        return "H100"
+
+    def nvmlDeviceGetCudaComputeCapability(self, device: int) -> list[int]:
+        return [9, 0]
+
+
+def test_nvml_is_read_and_let_go():
+    nvml = FakeNvml()
+    assert accelerator._from_nvml(nvml) == [gpu(GIB, {4711: 300 * MIB, 4712: None})]
+    assert nvml.closed
+
+
+def test_no_driver_is_no_gpu_and_a_broken_one_is_an_error():
+    assert accelerator._from_nvml(FakeNvml(init=FakeNvml.NVMLError_LibraryNotFound())) == []
+    assert accelerator._from_nvml(FakeNvml(init=FakeNvml.NVMLError(FakeNvml.NVML_ERROR_DRIVER_NOT_LOADED))) == []
+    broken = FakeNvml(count=FakeNvml.NVMLError())
+    for nvml in (broken, FakeNvml(init=FakeNvml.NVMLError())):
+        with pytest.raises(Unavailable, match="the NVIDIA driver does not answer"):
+            accelerator._from_nvml(nvml)
+    assert broken.closed

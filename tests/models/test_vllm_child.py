@@ -51,7 +51,7 @@ class Bench:
         self.base = make_version(directory, 0)
 
     def engine(self, version: Version | None = None, fake: str = "", **options):
-        options = {"command": (sys.executable, FAKE), "kind": "vllm", "extra_args": ("--fake", fake), "start_timeout": 60.0} | options
+        options = {"command": (sys.executable, FAKE), "kind": "vllm", "extra_args": ("--fake", fake), "start_timeout": 240.0} | options
         return make_engine(EngineConfig(**options), version or self.base, self.base, log_path=self.log, marker=self.marker)
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 from leyden.algorithm.algorithm import Algorithm, FastAlgorithm, as_list
 from leyden.algorithm.baseline import Baseline
+from leyden.algorithm.sft.interpreter import resolve_backend
 from leyden.algorithm.sft.loop import run_sft
 from leyden.algorithm.sft.phases import Parts
 from leyden.algorithm.sft.plan import describe_plan
@@ -24,8 +25,10 @@ from leyden.models.engine_config import EngineConfig
 from leyden.models.engines import choose, make_engine
 from leyden.models.importer import default_directory, import_in_child
 from leyden.models.registry import Registry, Version, check_model_dir
+from leyden.process import new_marker
 from leyden.types import LLM
 
+LOOP_EXTRA = ("torch", "transformers", "peft", "datasets")
 TRAIN_EXTRA = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 
 
@@ -58,7 +61,8 @@ class SFT(Algorithm):
 
     def check(self, train_dataset: Any, val_dataset: Any) -> None:
         """Raises ``UsageError`` for tasks, a model, an engine or an environment that cannot do."""
-        for module in TRAIN_EXTRA:
+        elsewhere = self.config.train.python is not None  # what trains is there; the rest of the loop is here
+        for module in LOOP_EXTRA if elsewhere else TRAIN_EXTRA:
             if importlib.util.find_spec(module) is None:
                 raise MissingExtra(module, "train")
         train, heldout = number_tasks(as_list(train_dataset)), number_tasks(as_list(val_dataset))
@@ -68,6 +72,8 @@ class SFT(Algorithm):
         if self.model_dir.exists() or self._names_a_path:
             check_model_dir(self.model_dir)
         choose(self.engine)
+        if elsewhere or self.config.train.backend == "unsloth":
+            asyncio.run(resolve_backend(self.config.train, marker=new_marker()))
 
     def settings(self, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:
         """The model, the configuration, and the ids of all tasks."""

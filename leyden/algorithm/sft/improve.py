@@ -38,8 +38,9 @@ class Improvement:
         self._inputs = self._job(Path()).model_dump(
             mode="json", exclude={"output_dir", "dataset_path", "base_dir", "parent_dir", "parent_adapter_dir"}
         ) | {"parent": parent.name, "base": parts.registry.base_of(parent).name}  # not paths: a run may be moved
+        done = steps.finished(iteration, "train", self._inputs)
         self._committed = parts.registry.find(parts.run.id, iteration)
-        self._draft = None if self._committed else self._left_behind()
+        self._draft = self._left_behind(done["draft"]) if done and not self._committed else None
 
     @property
     def trained(self) -> bool:
@@ -56,11 +57,10 @@ class Improvement:
         version = await self._verify()
         return version, check_result(self._job(version.path))
 
-    def _left_behind(self) -> Draft | None:
+    def _left_behind(self, name: str) -> Draft | None:
         """The draft of a finished training, unless it has been damaged or removed since."""
-        done = self.steps.finished(self.iteration, "train", self._inputs)
-        draft = done and self.parts.registry.reopen_draft(done["draft"], self.parent)
-        if not draft:
+        draft = self.parts.registry.reopen_draft(name, self.parent)
+        if draft is None:
             return None
         try:
             check_result(self._job(draft.path))

@@ -123,6 +123,7 @@ class Phases:
         }  # fmt: skip
         done = self.steps.finished(iteration, "collect", inputs)
         if done is not None:
+            self.steps.count(iteration, _serve_step(version))
             self.calls.update(done["proxy"])
             collected = await self._collected(version, await read_ended(parts.store, done["rollouts"]), work)
             if collected.digest != done["digest"]:
@@ -215,6 +216,7 @@ class Phases:
         }  # fmt: skip
         done = self.steps.finished(iteration, name, inputs)
         if done is not None:
+            self.steps.count(iteration, _serve_step(version))
             self.calls.update(done["proxy"])
             self.tokens.update(done["tokens"])
             return Evaluation.model_validate(done["evaluation"])

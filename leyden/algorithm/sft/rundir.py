@@ -40,7 +40,7 @@ _REPORTED = (
     "leyden", "torch", "transformers", "trl", "peft", "datasets", "accelerate", "unsloth", "vllm", "openai-agents", "mcp", "SQLAlchemy",
 )  # fmt: skip
 
-HOW = frozenset({"runners", "concurrency", "proxy_port", "debug"})
+HOW = frozenset({"runners", "concurrency", "engine"})
 """Settings that decide how a run is carried out, not what it is: they may differ when it goes on."""
 ORIGIN = frozenset({"forked_from"})
 """Where a run began. Whoever names the run itself need not repeat it."""

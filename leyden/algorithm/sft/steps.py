@@ -56,6 +56,12 @@ class Steps:
         outputs: dict[str, Any] = manifest["outputs"]
         return outputs
 
+    def count(self, iteration: int, name: str) -> None:
+        """Add the time that an earlier driver took for a step that need not be done again."""
+        manifest = self.run.read_manifest(iteration, name)
+        if manifest is not None:
+            self.seconds[_kind(name)] += manifest["seconds"]
+
     @asynccontextmanager
     async def open(self, iteration: int, name: str, title: str, inputs: Mapping[str, Any], total: int | None = None) -> AsyncIterator[Step]:
         """Run one step. Its manifest is written only if it comes to its end.

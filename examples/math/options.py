@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 from tasks import MIXES, Task, load_tasks, make_tasks
 
-from leyden.algorithm.selection import SelectionConfig
 from leyden.algorithm.sft.algorithm import SFT
 from leyden.algorithm.sft.config import PRESETS, TrainConfig
 from leyden.algorithm.sft.settings import SFTConfig
@@ -19,6 +18,7 @@ from leyden.errors import UsageError
 from leyden.models.engine_config import EngineConfig
 
 DEMO_MIX = "signed"
+FLAGS = {"max_model_len": "--context", "gpu_memory_utilization": "--gpu-memory"}  # settings whose options are named otherwise
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -66,7 +66,6 @@ def read_algorithm(args: argparse.Namespace) -> SFT:
             iterations=args.iterations,
             attempts=args.attempts,
             max_tokens=args.max_tokens,
-            selection=SelectionConfig(),
             train=TrainConfig.model_validate(preset.model_dump() | where),
             seed=args.seed,
         )
@@ -83,7 +82,8 @@ def read_algorithm(args: argparse.Namespace) -> SFT:
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else "engine"
-        raise UsageError(f"--{field.replace('_', '-')}: {first['msg']}", "see --help") from None
+        option = FLAGS.get(field) or f"--{field.replace('_', '-')}"
+        raise UsageError(f"{option}: {first['msg']}", "see --help") from None
     return SFT(config, args.model, engine)
 
 

@@ -146,14 +146,13 @@ class LightningStore:
         rollout_ids: Sequence[str] | None = None,
     ) -> list[Rollout]:
         """In order of creation. ``status`` and ``rollout_ids`` are the older names of the first two."""
-        ids, wanted = rollout_id_in or rollout_ids, status_in or status
+        ids = rollout_ids if rollout_id_in is None else rollout_id_in
+        wanted = status if status_in is None else status_in
         found: list[Rollout] = []
         after = None
         while page := await self.inner.list_rollouts(ids=ids, after=after):
             found += [Rollout.of(rollout) for rollout in page]
             after = page[-1].id
-            if ids is not None:
-                break
         return [rollout for rollout in found if wanted is None or rollout.status in wanted]
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:

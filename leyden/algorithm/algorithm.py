@@ -29,7 +29,6 @@ class Context:
     marker: str  # of every child process
     adapter: Any = None  # None: the algorithm's own
     initial_resources: Mapping[str, Resource] = field(default_factory=dict)
-    fork: RunDir | None = None  # the run whose champion this one begins with
 
 
 class Algorithm:
@@ -49,7 +48,10 @@ class Algorithm:
 
     def settings(self, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:
         """What makes this run this run, as JSON: kept in its directory, and compared when a run goes on."""
-        return {"algorithm": f"{type(self).__module__}.{type(self).__qualname__}"}
+        from leyden.algorithm.sft.steps import fingerprint
+
+        tasks = fingerprint([as_list(train_dataset), as_list(val_dataset)])
+        return {"algorithm": f"{type(self).__module__}.{type(self).__qualname__}", "tasks": tasks}
 
     def plan(self, train_dataset: Any, val_dataset: Any, tasks_from: str) -> dict[str, str]:
         """What ``run`` would do, as heading → line."""

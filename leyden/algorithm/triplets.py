@@ -39,9 +39,7 @@ class GenerationsToTriplets:
         for reward in rewards:
             if reward.name == self.reward_name:
                 positioned.setdefault((reward.rollout_id, reward.attempt), {})[reward.position] = reward.value
-        return [
-            triplet for key, calls in attempts.items() for triplet in self._adapt_attempt(calls, positioned.get(key, {}))
-        ]
+        return [triplet for key, calls in attempts.items() for triplet in self._adapt_attempt(calls, positioned.get(key, {}))]
 
     def _adapt_attempt(self, calls: Sequence[Generation], rewards: Mapping[str, float]) -> list[Triplet]:
         self.unplaced_rewards += len(rewards.keys() - {call.id for call in calls} - {"end"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,10 +58,9 @@ def examine(subject: Subject) -> Iterator[Finding]:
     yield from check_runs(subject.runs)
 
 
-def check_before_run(*, runs: Path, model: Path | None = None, ports: Iterable[int] = ()) -> None:
+def check_before_run(*, runs: Path, model: Path | None = None) -> None:
     """What takes a moment to look at, and an hour to find out otherwise. Raises ``UsageError`` with the fix for the first problem."""
     here = describe()
-    findings = [*check_pins(here), check_disk(runs, model), *(check_port(port, wanted=True) for port in ports if port)]
-    for finding in [*findings, *(check_model(model) if model else ())]:
+    for finding in [*check_pins(here), check_disk(runs, model), *(check_model(model) if model else ())]:
         if finding.outcome is Outcome.PROBLEM:
             raise UsageError(f"{finding.check}: {finding.detail}", finding.fix)

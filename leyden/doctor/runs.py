@@ -17,10 +17,10 @@ def check_runs(runs: Path) -> Iterator[Finding]:
         return
     found = RunDir.in_directory(runs)
     going = [run for run in found if run.driver is not None]
-    idle = [run for run in found if not run.has_ended and run.driver is None]
+    idle = list(RunDir.interrupted(runs))
     for run in going:
         yield ok("runs", f"{run.id} is being driven by process {run.driver}")
-    for run in reversed(idle[-SHOWN:]):
+    for run in idle[:SHOWN]:
         yield warning("runs", f"{run.id} was interrupted", f"the same command goes on with it, also with --resume {run.id}")
     if len(idle) > SHOWN:
         yield warning("runs", f"{len(idle) - SHOWN} more were interrupted", f"leyden runs list --runs {runs}")
@@ -36,4 +36,4 @@ def check_runs(runs: Path) -> Iterator[Finding]:
 
 def half_versions(models: Path) -> list[Path]:
     """Drafts that never became versions. Those of a run that can go on may still be finished."""
-    return sorted(path for pattern in (".version_*.draft", ".version_*.tmp") for path in models.glob(pattern))
+    return sorted(models.glob(".version_*.draft"))

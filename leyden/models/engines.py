@@ -50,13 +50,9 @@ def choose(config: EngineConfig) -> Choice:
     return Choice("embedded", "there is no GPU" if not gpus else f"there is {device}, but no vLLM {_where(config)}")
 
 
-def choose_kind(config: EngineConfig) -> str:
-    return choose(config).kind
-
-
 def make_engine(config: EngineConfig, version: Version, base: Version, *, log_path: Path | None, marker: str) -> Engine:
     """An engine for ``version``, not started. ``base``: what its line began with, which an engine with runtime LoRA loads instead."""
-    if choose_kind(config) == "embedded":
+    if choose(config).kind == "embedded":
         return EmbeddedEngine(
             version.path,
             model_name=version.name,
@@ -67,7 +63,7 @@ def make_engine(config: EngineConfig, version: Version, base: Version, *, log_pa
             start_timeout=config.start_timeout,
         )
     prefix = find_vllm(config)
-    assert prefix is not None  # or choose_kind would have raised
+    assert prefix is not None  # or ``choose`` would have raised
     return VLLMEngine(version, base, config=config, prefix=prefix, log_path=log_path, marker=marker)
 
 

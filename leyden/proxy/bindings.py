@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from typing import NamedTuple
 
-from leyden.errors import LeaseLost, LeydenError, NotFound
+from leyden.errors import InvalidRequest, LeaseLost, LeydenError, NotFound
 from leyden.proxy.refusal import Refusal
 from leyden.server.interface import Store
 from leyden.types import AttemptBinding
@@ -50,7 +50,7 @@ class Bindings:
 
 
 def _refusal(key: str | AttemptName, error: LeydenError) -> Refusal:
-    if isinstance(error, NotFound) and isinstance(key, AttemptName):
+    if isinstance(error, NotFound | InvalidRequest) and isinstance(key, AttemptName):
         return Refusal(404, "unknown_attempt", error.message, "the URL is .../rollout/ROLLOUT_ID/attempt/NUMBER/v1")
     if isinstance(error, NotFound):
         return Refusal(401, "invalid_api_key", "this api key was never issued", "use the key of a claimed rollout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from leyden.runners.agent import Agent
@@ -22,14 +23,15 @@ class Outcome:
 
 
 async def run_attempt(agent: Agent, lease: Lease) -> Outcome:
-    """One call of the agent, in a context of its own. Nothing but cancellation is raised."""
+    """One call of the agent, in a context of its own. Nothing but cancellation is raised: what is no ``Exception`` (``SystemExit``, a test
+    framework's verdicts) would end the runner, or leave the attempt without an end."""
     resources = resources_of(lease)
     with collecting() as rewards:
         try:
             add_answer(rewards, await agent.run(lease.rollout, resources))
-        except (SystemExit, KeyboardInterrupt) as error:  # in a task of its own asyncio would let these end the runner
-            return Outcome(failure=FailureKind.AGENT, error=f"the agent raised {describe(error)}")
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
             gone = await is_gone(error, [resource for resource in resources.values() if isinstance(resource, LLM)])
             return Outcome(failure=classify(error), error=describe(error), gone=gone)
         return Outcome(tuple(rewards.values()))

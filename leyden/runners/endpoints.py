@@ -25,7 +25,7 @@ _BROKEN_OFF = {
 }  # fmt: skip
 _TOO_SLOW = {"openai.APITimeoutError", "anthropic.APITimeoutError"}  # kinds of the SDKs' connection errors
 
-Place = tuple[str | None, int | None]
+Place = tuple[str, int]
 
 
 def pause(released: int) -> float:
@@ -35,7 +35,7 @@ def pause(released: int) -> float:
 
 async def is_gone(error: BaseException, llms: Iterable[LLM]) -> bool:
     """True if the proxy said so, if the connection to one of the endpoints broke off, or if one of them refuses connections now."""
-    places = {_place(llm.endpoint) for llm in llms}
+    places = {place for llm in llms if (place := _place(llm.endpoint))}
     for cause in causes(error):
         if refusal_code(cause) in GONE_CODES or (_broke_off(cause) and _asked(cause) in places):
             return True
@@ -55,9 +55,14 @@ def _asked(error: BaseException) -> Place | None:
     return None
 
 
-def _place(url: str) -> Place:
-    parts = urlsplit(url)
-    return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+def _place(url: str) -> Place | None:
+    """None for what is no URL of a server: nobody can be gone from there."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    return (parts.hostname, port) if parts.hostname else None
 
 
 async def _refuses(place: Place) -> bool:
@@ -65,7 +70,7 @@ async def _refuses(place: Place) -> bool:
         _, writer = await asyncio.wait_for(asyncio.open_connection(*place), _PROBE_TIME)
     except ConnectionRefusedError:
         return True
-    except (OSError, TimeoutError):  # no network, no such name: nothing is known
+    except (OSError, TimeoutError, UnicodeError):  # no network, no such name, none that could be: nothing is known
         return False
     writer.close()
     return False

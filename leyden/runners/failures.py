@@ -78,5 +78,8 @@ def refusal_code(error: BaseException) -> str | None:
 
 def describe(error: BaseException) -> str:
     """One line, bounded: ``ValueError: no number``."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # its class may be anybody's
+        text = "(it has no text)"
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__

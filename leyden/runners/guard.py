@@ -22,13 +22,13 @@ class Stdio:
     def __init__(self) -> None:
         os.dup2(2, 1)
         self._spare = {fd: os.dup(fd) for fd in _STANDARD}  # dup: not inherited by programs
-        self._identity = {fd: _identity(fd) for fd in _STANDARD}
+        self._identity = {fd: identity(fd) for fd in _STANDARD}
         sys.stdout = sys.stderr = _Talk(os.dup(2))
 
     def restore(self) -> bool:
         """Open again what was closed. False if another file has taken the place: whatever program starts next would write into it."""
         for fd in _STANDARD:
-            now = _identity(fd)
+            now = identity(fd)
             if now is None:
                 os.dup2(self._spare[fd], fd)
             elif now != self._identity[fd]:
@@ -47,7 +47,8 @@ class _Talk(io.TextIOWrapper):
         self.flush()
 
 
-def _identity(fd: int) -> tuple[int, int, int] | None:
+def identity(fd: int) -> tuple[int, int, int] | None:
+    """What is open there; None: nothing."""
     try:
         status = os.fstat(fd)
     except OSError:

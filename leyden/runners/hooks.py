@@ -64,7 +64,7 @@ class Observers:
         for hook in self.hooks:
             try:
                 await getattr(hook, method)(**arguments)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 name = f"{type(hook).__name__}.{method}"
                 self.failures[name] += 1
                 if self.failures[name] in (1, 10, 100, 1000):

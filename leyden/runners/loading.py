@@ -45,6 +45,19 @@ def load_object(spec: str) -> Any:
     return found
 
 
+def make_object(spec: str) -> Any:
+    """What the class called so makes without arguments. Raises ``UsageError`` as ``load_agent`` does, and for a class that does not."""
+    kind = load_object(spec)
+    if not inspect.isclass(kind):
+        raise UsageError(f"{spec} is no class but a {type(kind).__name__}", "name the class itself")
+    try:
+        return kind()
+    except LeydenError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{spec}() failed: {describe(error)}", "a hook or tracer is made without arguments, in each runner") from error
+
+
 def _load_file(path: Path) -> ModuleType:
     """Import a file under its own name, with its directory importable, as if Python had been started with it."""
     path = path.resolve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -67,8 +68,16 @@ def rollout_span(rollout: Rollout) -> Iterator[None]:
         yield
 
 
-@cache
 def _tracer() -> trace.Tracer:
+    with _joining:  # runners may share a process, each in a thread: joined twice, each span would come twice
+        return _join()
+
+
+_joining = threading.Lock()
+
+
+@cache
+def _join() -> trace.Tracer:
     """Join the process's provider, once."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):

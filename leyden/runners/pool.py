@@ -20,10 +20,10 @@ from leyden.runners.process import EXIT_STUCK
 from leyden.runners.runner import News
 from leyden.types import FailureKind, LeaseRef
 
-MAX_DEATHS = 5  # in a row, each within LIVED seconds of its start, and not the doing of one rollout that ran alone
+MAX_DEATHS = 5  # in a row, each within LIVED seconds of its start, and none that ended the attempt of the one that did it
 LIVED = 60.0
 SILENCE = 5.0  # seconds without a beat, or 3/4 of the lease if that is more: then the process is frozen
-DRAIN = 0.5  # seconds for the last lines of a runner that has died
+DRAIN = 0.5  # seconds for the last lines of a runner that has died, and for the death of one that has closed its line to us
 HAND_BACK = 10.0  # seconds a runner has to hand back what it holds, once there is no more time to finish it
 
 
@@ -144,8 +144,8 @@ class RunnerPool:
             for sig in self._signals:  # they came while it was being started
                 child.send_signal(sig)
             diary = await self._listen(child, number)
-            status = await child.wait()
-            await child.stop(0.0)  # ends what it left behind
+            await _wait_for_end(child, DRAIN)
+            status = await child.stop(0.0)  # ends what it left behind, and a runner whose agent has closed its line to us
             del self._children[number]
             culprit = await self._settle(diary, _describe(status), accuse=not self._stopping.is_set() and status != EXIT_STUCK)
             if self._stopping.is_set():
@@ -155,14 +155,15 @@ class RunnerPool:
             if status == 0:
                 return  # somebody has asked this one to end
             alone = max(alone - diary.ended, len(diary.held) if status != EXIT_STUCK else 0, 0)
-            if culprit is not None:
-                _say(f"runner-{number} ended ({_describe(status)}) with rollout {culprit.rollout_id}; starting another")
+            if culprit is not None or status == EXIT_STUCK:  # an attempt has ended with it: this does not go round for ever
+                whose = f" with rollout {culprit.rollout_id}" if culprit else ""
+                _say(f"runner-{number} ended ({_describe(status)}){whose}; starting another")
                 continue
             deaths = deaths + 1 if time.monotonic() - started < LIVED else 1
             if deaths >= MAX_DEATHS:
                 where = f"its last lines:\n{child.tail()}" if child.log_path else None
                 raise Unavailable(f"runner-{number} died {deaths} times in a row ({_describe(status)})", where)
-            pause = 0.0 if status == EXIT_STUCK else 0.5 * 2 ** (deaths - 1)
+            pause = 0.5 * 2 ** (deaths - 1)
             _say(f"runner-{number} ended ({_describe(status)}); starting another in {pause:g} s")
             await _wait(self._stopping, pause)
 
@@ -215,12 +216,15 @@ class RunnerPool:
         if not diary.held:
             return None
         async with StoreClient(self.config.store_url, deadline=HAND_BACK) as store:
-            for ref in diary.held:
+
+            async def hand_back(ref: LeaseRef) -> None:
                 with suppress(LeydenError):  # it ended meanwhile; or the store is away, and the lease runs out by itself
                     if ref == culprit:
                         await store.fail(ref, FailureKind.LOST, f"its runner died: {how}")
                     else:
                         await store.release(ref)
+
+            await asyncio.gather(*map(hand_back, diary.held))  # at once: a store that is away holds the next runner up only once
         return culprit
 
 
@@ -235,7 +239,7 @@ class Diary:
 
     def note(self, event: dict[str, Any]) -> None:
         match event["event"]:
-            case "ready":
+            case News.READY:
                 self.ready = True
             case "error":
                 kind = UsageError if event["exit_code"] == UsageError.exit_code else Unavailable
@@ -289,6 +293,11 @@ async def _check_store(url: str) -> None:
         raise UsageError(f"no store answers at {url}", "start one: store --port 4747") from error
     finally:
         await store.close()
+
+
+async def _wait_for_end(child: Child, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(child.wait(), seconds)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

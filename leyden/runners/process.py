@@ -20,9 +20,9 @@ from typing import Any
 from leyden.errors import LeydenError
 from leyden.process import watch_parent
 from leyden.runners.agent import Agent
-from leyden.runners.guard import EventLoop, Stdio, mark_tool_servers
+from leyden.runners.guard import EventLoop, Stdio, identity, mark_tool_servers
 from leyden.runners.hooks import Observers
-from leyden.runners.loading import load_agent, load_object
+from leyden.runners.loading import load_agent, make_object
 from leyden.runners.runner import Ending, News, Runner, RunnerConfig, Watcher
 from leyden.types import LeaseRef
 
@@ -50,9 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     watch_parent(args.grace + HARD_STOP_MARGIN)
     try:
         agent = load_agent(args.agent)
+        observers = Observers([make_object(hook) for hook in args.hook], make_object(args.tracer) if args.tracer else None)
         mark_tool_servers()
+        early: list[int] = []
+        for sig in (signal.SIGINT, signal.SIGTERM):  # what these raised inside the loop would end its main task, and not the loop
+            signal.signal(sig, lambda signum, frame: early.append(signum))
         with asyncio.Runner(loop_factory=EventLoop) as loop:
-            return loop.run(_run(agent, args, parent, stdio))
+            return loop.run(_run(agent, observers, args, ParentWatches(parent, stdio), early))
     except LeydenError as error:
         if args.debug:
             traceback.print_exc()
@@ -68,19 +72,25 @@ def main(argv: list[str] | None = None) -> int:
 class ParentWatches(Watcher):
     def __init__(self, parent: int, stdio: Stdio) -> None:
         self._parent = parent
+        self._line = identity(parent)
         self._stdio = stdio
 
     def tell(self, news: News, ref: LeaseRef | None = None) -> None:
-        _tell(self._parent, event=news.value, **({"ref": ref.model_dump()} if ref else {}))
+        if self._has_line():
+            _tell(self._parent, event=news.value, **({"ref": ref.model_dump()} if ref else {}))
 
     def is_sound(self) -> bool:
-        return self._stdio.restore()
+        return self._stdio.restore() and self._has_line()
+
+    def _has_line(self) -> bool:
+        """False once an agent has closed it. Its number may be a connection's by now, and what we tell would get into that."""
+        return identity(self._parent) == self._line
 
     def on_blocked(self) -> None:
         os._exit(EXIT_STUCK)
 
 
-async def _run(agent: Agent, args: argparse.Namespace, parent: int, stdio: Stdio) -> int:
+async def _run(agent: Agent, observers: Observers, args: argparse.Namespace, watcher: ParentWatches, early: list[int]) -> int:
     from leyden.server.client import StoreClient
 
     config = RunnerConfig(
@@ -90,8 +100,7 @@ async def _run(agent: Agent, args: argparse.Namespace, parent: int, stdio: Stdio
         max_rollouts=args.max_rollouts,
         alone_first=args.alone_first,
     )
-    observers = Observers([load_object(hook)() for hook in args.hook], load_object(args.tracer)() if args.tracer else None)
-    runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config, ParentWatches(parent, stdio), observers)
+    runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config, watcher, observers)
     loop = asyncio.get_running_loop()
     asked = False
 
@@ -109,7 +118,9 @@ async def _run(agent: Agent, args: argparse.Namespace, parent: int, stdio: Stdio
 
     loop.add_signal_handler(signal.SIGINT, stop, None)
     loop.add_signal_handler(signal.SIGTERM, stop, args.grace)
-    _tell(parent, event="ready")
+    for signum in early:
+        stop(None if signum == signal.SIGINT else args.grace)
+    watcher.tell(News.READY)
     if await runner.run() is Ending.STUCK:
         sys.stderr.flush()
         os._exit(EXIT_STUCK)  # an orderly exit would wait for the agent that does not end

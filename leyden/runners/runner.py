@@ -19,6 +19,8 @@ from leyden.errors import Busy, LeaseLost, LeydenError, Unavailable
 from leyden.runners import endpoints
 from leyden.runners.agent import Agent
 from leyden.runners.attempt import Outcome, run_attempt
+from leyden.runners.delivery import store_spans
+from leyden.runners.failures import describe
 from leyden.runners.heart import Heart, Report
 from leyden.runners.hooks import Observers
 from leyden.runners.tracer import Recorder
@@ -34,7 +36,7 @@ class RunnerConfig:
     concurrency: int = 16  # rollouts at once
     lease_seconds: float = 60.0  # a lost runner's rollouts are claimed again after this; beats go out four times as often
     stop_grace: float = 5.0  # seconds a cancelled agent has to end
-    max_rollouts: int | None = None  # it claims so many and ends
+    max_rollouts: int | None = None  # it ends when so many are over; what it handed back because no LLM answers does not count
     alone_first: int = 0  # so many rollouts are run one at a time, before the first that has company
 
 
@@ -55,6 +57,7 @@ class Ending(StrEnum):
 class News(StrEnum):
     """What a runner tells whoever watches over its process."""
 
+    READY = "ready"  # the agent is loaded
     HELD = "held"  # told before the agent begins
     ENDED = "ended"  # told after the store knows
     BEAT = "beat"  # told by the heart, in its own thread, whether or not the store answers
@@ -124,7 +127,7 @@ class Runner:
         self._claims_over = asyncio.Event()
         self._watcher = watcher
         self._observers = observers or Observers()
-        self._left = config.max_rollouts
+        self._left = config.max_rollouts  # to be claimed yet
         self._alone = config.alone_first
         self._untaken_since: float | None = None  # since when a beat's report waits for the event loop
         self._stuck = False
@@ -182,13 +185,13 @@ class Runner:
         if self._endpoint_away:
             room = 1
             await _first(self._stopping.wait(), asyncio.sleep(random.uniform(0.5, 1.5)))
+            if self._stopping.is_set():
+                return
         leases = await self._claim(room)
         if not leases:
             await asyncio.sleep(random.uniform(0.05, 0.2))  # a store that is stopping answers long polls at once
         if self._left is not None:
             self._left -= len(leases)
-            if self._left == 0:
-                self.drain()
         for lease in leases:
             held = _Held(lease, self.config.lease_seconds)
             self._held[lease.ref] = held
@@ -252,6 +255,8 @@ class Runner:
             self._watcher.tell(News.ENDED, ref)
             self._alone = max(self._alone - 1, 0)
             self._freed.set()
+            if self._left == 0 and not self._held:
+                self.drain()
 
     async def _attempt(self, held: _Held) -> Outcome | Stop:
         """Run the agent until it answers, or until it is stopped. An agent that was asked to stop has no answer, whatever it returns."""
@@ -259,7 +264,7 @@ class Runner:
         waits: list[asyncio.Future[Any]] = [work, held.stop]
         await asyncio.wait(waits, timeout=held.lease.timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         if work.done() and not held.stop.done():
-            return Outcome(failure=FailureKind.AGENT, error="the agent cancelled itself") if work.cancelled() else work.result()
+            return _outcome(work)
         held.ask_to_stop(Stop.TIMEOUT)  # unless there is another reason already
         work.cancel()
         await asyncio.wait([work], timeout=self.config.stop_grace)
@@ -279,7 +284,8 @@ class Runner:
         self.release()
 
     def _notice_endpoint(self, outcome: Outcome) -> None:
-        """While nobody answers at an endpoint, one rollout at a time finds out whether somebody does again."""
+        """While nobody answers at an endpoint, rollouts are claimed one at a time, a second or so apart, to find out whether somebody does
+        again."""
         if outcome.gone and not self._endpoint_away:
             self._say(f"nobody answers at the LLM's endpoint ({outcome.error}); handing rollouts back until somebody does")
         elif self._endpoint_away and not outcome.gone:
@@ -291,11 +297,12 @@ class Runner:
         ref, timeout, released = held.lease.ref, held.lease.timeout_seconds, held.lease.rollout.released
         if isinstance(outcome, Outcome):
             self._notice_endpoint(outcome)
+        handed_back = isinstance(outcome, Outcome) and outcome.gone and released < endpoints.PATIENCE
+        if handed_back and self._left is not None:
+            self._left += 1
         delay = endpoints.pause(released)
 
         async def report() -> None:
-            if held.recorder.spans:
-                await self._store.add_spans(ref, held.recorder.spans)
             match outcome:
                 case Stop.LOST:
                     pass
@@ -308,17 +315,22 @@ class Runner:
                     await self._store.fail(ref, FailureKind.TIMEOUT, f"no answer within {timeout:g} s")
                 case Outcome(failure=None, rewards=rewards):
                     await self._store.complete(ref, rewards)
-                case Outcome(gone=True) if released < endpoints.PATIENCE:
+                case Outcome() if handed_back:
                     await self._store.release(ref, delay)
                 case Outcome(failure=FailureKind() as failure, error=error):
                     await self._store.fail(ref, failure, error)
 
         try:
+            await self._persist(lambda: store_spans(self._store, ref, held.recorder), lambda: held.lost)
             await self._persist(report, lambda: held.lost)
         except LeaseLost:
             pass  # cancelled, or given to another: what this attempt did does not count
         except LeydenError as error:
-            self._say(f"rollout {ref.rollout_id}, attempt {ref.attempt}: the store refused its end: {error.message}")
+            why = f"the store refused its end: {error.message}"
+            self._say(f"rollout {ref.rollout_id}, attempt {ref.attempt}: {why}")
+            if isinstance(outcome, Outcome) and outcome.failure is None:  # a reward that is another already: else it would be lost, later
+                with suppress(LeydenError):
+                    await self._persist(lambda: self._store.fail(ref, FailureKind.AGENT, why), lambda: held.lost)
 
     def _reporter(self) -> Report:
         """Carries the heart's reports over into this event loop."""
@@ -356,6 +368,15 @@ class Runner:
 
     def _say(self, text: str) -> None:
         print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
+
+
+def _outcome(work: asyncio.Task[Outcome]) -> Outcome:
+    """Of one that has ended by itself."""
+    if work.cancelled():
+        return Outcome(failure=FailureKind.AGENT, error="the agent cancelled itself")
+    if (error := work.exception()) is not None:  # agents' and hooks' are caught where they are called
+        return Outcome(failure=FailureKind.INFRASTRUCTURE, error=f"the tracer failed: {describe(error)}")
+    return work.result()
 
 
 async def _first(*awaitables: Awaitable[Any]) -> None:

@@ -71,6 +71,9 @@ class OtelTracer(Tracer):
     trace begun anew in a callback) belongs to no attempt, and is not kept. Raises ``MissingExtra`` without ``opentelemetry-sdk``.
     """
 
+    def __init__(self) -> None:
+        import leyden.runners.otel  # noqa: F401  here, where what is missing can still be told, and not in the middle of each attempt
+
     def trace(self, rollout: Rollout) -> AbstractContextManager[None]:
         from leyden.runners.otel import rollout_span
 

@@ -61,7 +61,7 @@ class StoreClient:
 
     def __init__(self, url: str, deadline: float = DEADLINE) -> None:
         self.url = url.rstrip("/")
-        self._deadline = deadline
+        self.deadline = deadline  # seconds; a new value holds from the next call on
         self._answered = False
         # trust_env off: a proxy set for the web must not see what agents did.
         self._http = httpx.AsyncClient(base_url=self.url, trust_env=False, transport=LanesTransport(self.url.startswith("https:")))
@@ -97,7 +97,7 @@ class StoreClient:
 
     async def _send(self, method: str, path: str, wait: float = 0.0, **request: Any) -> bytes:
         wait = wait if 0 <= wait <= MAX_WAIT else 0.0  # the store says what is wrong with any other
-        deadline = time.monotonic() + wait + (self._deadline if self._answered else min(self._deadline, FIRST_CONTACT))
+        deadline = time.monotonic() + wait + (self.deadline if self._answered else min(self.deadline, FIRST_CONTACT))
         pause = 0.05
         while True:
             failure: LeydenError

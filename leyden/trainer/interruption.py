@@ -66,3 +66,6 @@ async def while_alive(work: Coroutine[Any, Any, T], needed: Coroutine[Any, Any, 
         working.cancel()
         watch.cancel()
         await asyncio.wait({working, watch})
+        for task in (working, watch):
+            if not task.cancelled():
+                task.exception()  # one of the two has been told; the other is its consequence, and no news

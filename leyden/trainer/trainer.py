@@ -16,15 +16,16 @@ from leyden.algorithm.baseline import Baseline
 from leyden.algorithm.sft.algorithm import SFT
 from leyden.algorithm.sft.driver import end_workers
 from leyden.algorithm.sft.report import Board
-from leyden.algorithm.sft.rundir import RunDir, new_run_id
-from leyden.errors import Unavailable, UsageError
+from leyden.algorithm.sft.rundir import HOW, RunDir, new_run_id
+from leyden.doctor.examination import check_before_run
+from leyden.errors import LeydenError, Unavailable, UsageError
 from leyden.process import check_port_free, end_leftovers, new_marker
 from leyden.proxy import LLMProxy
 from leyden.runners import PoolConfig, load_agent
 from leyden.runners.agent import Agent
 from leyden.runners.hooks import Hook
 from leyden.runners.tracer import Tracer
-from leyden.server.client import DEADLINE, StoreClient
+from leyden.server.client import StoreClient
 from leyden.trainer.interruption import interruptible, while_alive
 from leyden.trainer.naming import in_runner_process
 from leyden.trainer.runners import Crew, start_runners
@@ -111,6 +112,8 @@ class Trainer:
         """Raise ``UsageError`` for whatever would stop the run later. Starts nothing."""
         if self.resume is not None and (self.new or self.fork is not None):
             raise UsageError("--resume excludes --new and --fork", "one of them, or none: an unfinished run goes on by itself")
+        if self.resume is not None and not self._algorithm.resumable:
+            raise UsageError(f"a run of {type(self._algorithm).__name__} cannot go on", "leave --resume out, or make it resumable")
         self._settings(agent, train_dataset, val_dataset)  # a run to fork that does not exist is named now
         self._algorithm.check(train_dataset, val_dataset)
         if self.llm_proxy and not self.llm_proxy.base_url and self.llm_proxy.port:
@@ -123,16 +126,24 @@ class Trainer:
             PoolConfig("", n=self.n_runners, concurrency=self.concurrency)
         if self._store_url:
             asyncio.run(_check_store(self._store_url))
+        if isinstance(self.algorithm, SFT):
+            model = self.algorithm.model_dir
+            check_before_run(runs=self.runs, model=model if model.exists() else None)
 
     async def _run(self, agent: str | Agent | None, train: Any, val: Any, board: Board, marker: str) -> Any:
         run = self._open(agent, train, val, board)
         with run.lock(marker):
             try:
-                return await self._with_store(run, agent, train, val, board, marker)
-            except (asyncio.CancelledError, Exception):
-                if self._algorithm.resumable and not run.has_ended:
+                result = await self._with_store(run, agent, train, val, board, marker)
+            except (asyncio.CancelledError, Exception) as error:
+                if not run.has_ended and self._algorithm.resumable:
                     board.say(f"resume: {self._resume_line(run)}")
+                elif not run.has_ended:
+                    run.end(*_how_it_failed(error))
                 raise
+            if not run.has_ended:
+                run.end("finished", "its algorithm came to its end")
+            return result
 
     def _open(self, agent: str | Agent | None, train: Any, val: Any, board: Board) -> RunDir:
         """The run directory: a new one, or that of the run that goes on."""
@@ -142,42 +153,50 @@ class Trainer:
         elif not self.new and self._algorithm.resumable and (unfinished := RunDir.find_unfinished(self.runs, settings)):
             run = unfinished
         else:
+            if self._algorithm.resumable and not self.new and self.fork is None:
+                self._name_unfinished(settings, board)
             run = RunDir.create(self.runs, new_run_id(), settings)
         what = "goes on (--new starts afresh)" if run.resumed else "begins"
         board.say(f"run {run.id} {what}: everything about it is in {run.path}")
         return run
 
+    def _name_unfinished(self, settings: dict[str, Any], board: Board) -> None:
+        """Whoever types the same command again and mistypes it should not wait for what is done already."""
+        same = (run for run in RunDir.interrupted(self.runs) if run.config.get("algorithm") == settings.get("algorithm"))
+        if (other := next(same, None)) is not None:
+            differing = "; ".join(other.differences(settings, HOW))
+            board.say(f"run {other.id} is unfinished, but was started with other settings ({differing}): this is a new one")
+
     async def _with_store(self, run: RunDir, agent: str | Agent | None, train: Any, val: Any, board: Board, marker: str) -> Any:
         if url := self._store_url:
-            return await self._with_parts(run, url, agent, train, val, board, marker)
+            async with StoreClient(url) as store:
+                return await self._with_parts(run, store, agent, train, val, board, marker)
         own = StoreChild(run, board, marker, self.port or 0)
         try:
             await own.start()
-            return await while_alive(self._with_parts(run, own.url, agent, train, val, board, marker), own.supervise())
+            async with StoreClient(own.url, START_TIMEOUT) as store:  # it comes back, or the run ends with its death
+                if run.resumed:
+                    await end_workers(store)
+                return await while_alive(self._with_parts(run, store, agent, train, val, board, marker), _supervise(own, store))
         finally:
             await own.stop()
 
-    async def _with_parts(self, run: RunDir, url: str, agent: str | Agent | None, train: Any, val: Any, board: Board, marker: str) -> Any:
+    async def _with_parts(
+        self, run: RunDir, store: StoreClient, agent: str | Agent | None, train: Any, val: Any, board: Board, marker: str
+    ) -> Any:
         algorithm = self._algorithm
         async with AsyncExitStack() as stack:
-            own = self._store_url is None
-            deadline = START_TIMEOUT if own else DEADLINE  # our own store comes back, or the run ends with its death
-            store = await stack.enter_async_context(StoreClient(url, deadline))
-            if run.resumed and own:
-                await end_workers(store)
             proxy = await self._start_proxy(stack, store)
             initial = dict(self.initial_resources or {})
             if initial:
                 await store.add_resources(initial)
-            origin = run.config.get("forked_from")
-            fork = RunDir.find(self.runs, origin) if origin else None
-            algorithm.attach(Context(run, board, store, url, proxy, marker, self.adapter, initial, fork))
+            algorithm.attach(Context(run, board, store, store.url, proxy, marker, self.adapter, initial))
             stack.callback(algorithm.attach, None)
             if agent is None:
                 return await _call(algorithm, train, val)
             pool: dict[str, Any] = {"grace": RUNNER_GRACE, "log_dir": run.logs, "debug": self.debug}
             with board.step(f"start {self.n_runners} runners"):
-                runners = await stack.enter_async_context(start_runners(self._crew(agent), url, marker, board, pool))
+                runners = await stack.enter_async_context(start_runners(self._crew(agent), store.url, marker, board, pool))
             return await while_alive(_call(algorithm, train, val), self._runners_last(runners.wait()))
 
     async def _start_proxy(self, stack: AsyncExitStack, store: StoreClient) -> LLMProxy:
@@ -232,6 +251,21 @@ class Trainer:
         kept = [word for before, word in zip(["", *self.command], self.command, strict=False) if named.isdisjoint((before, word))]
         kept = [word for word in kept if word != "--new" and not word.startswith(("--resume=", "--fork="))]
         return f"{shlex.join(kept)} --resume {run.id}"
+
+
+async def _supervise(own: StoreChild, store: StoreClient) -> None:
+    try:
+        await own.supervise()
+    except Unavailable:
+        store.deadline = 0.0  # it will not come back: what ends now must not wait for it
+        raise
+
+
+def _how_it_failed(error: BaseException) -> tuple[str, str]:
+    """State and reason of a run that cannot go on."""
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled", "interrupted"
+    return "failed", error.message if isinstance(error, LeydenError) else f"{type(error).__name__}: {error}"
 
 
 async def _call(algorithm: Algorithm, train: Any, val: Any) -> Any:

@@ -1,14 +1,23 @@
-"""Stands in for ``vllm serve MODEL --port PORT``: answers with random tokens, and tells their ids as vLLM does. Starts in a second."""
+"""Stands in for ``vllm serve MODEL --port PORT``: answers with random tokens, and tells their ids as vLLM does. Starts in a second.
+
+And for a training: ``copy_model`` has ``unsloth_training``'s arguments, and makes the next model by copying the last one.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import random
+import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 VOCABULARY = range(3, 400)  # of the tests' tiny model, its special tokens left out
+
+
+def copy_model(model_path: str, sft_dataset: Any, next_model_path: str) -> None:
+    assert all(len(row["input_ids"]) == len(row["labels"]) for row in sft_dataset)
+    shutil.copytree(model_path, next_model_path)
 
 
 class Handler(BaseHTTPRequestHandler):

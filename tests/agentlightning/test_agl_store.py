@@ -69,6 +69,17 @@ def test_a_failed_attempt_is_tried_again_as_the_config_says():
     with_store(scenario)
 
 
+def test_a_query_for_nothing_finds_nothing_and_one_for_many_finds_all():
+    async def scenario(store):
+        queued = await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input=n) for n in range(1001)])
+        ids = [rollout.rollout_id for rollout in queued]
+        assert [rollout.rollout_id for rollout in await store.query_rollouts(rollout_id_in=ids)] == ids  # more than one page
+        assert await store.query_rollouts(rollout_id_in=[]) == []
+        assert await store.query_rollouts(status_in=[]) == []
+
+    with_store(scenario)
+
+
 def test_start_rollout_takes_its_own_task_before_all_others():
     async def scenario(store):
         await store.enqueue_rollout(input="waiting since long")

@@ -1,12 +1,12 @@
-"""The whole recipe, with its own code, against our store, proxy and runners: in one process, in three, and under a ``Trainer``."""
+"""The whole recipe, with its own code, against our store, proxy and runners: in one process, and under a ``Trainer``.
+
+In three processes, with a real engine: ``faults/test_recipe_in_three_processes.py``, because it takes long.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ import pytest
 import recipe_algorithm
 from recipe_agent import GsmProblem, load_math_dataset, math_agent
 from recipe_algorithm import sft_one_iter
+from scripted_vllm import copy_model
 
 import leyden.agentlightning as agl
 from leyden.agentlightning import Dataset, LLMProxy, Trainer
 from leyden.models.registry import check_model_dir
-from leyden.process import MARKER, end_leftovers, find_by_marker, new_marker
+from leyden.process import MARKER, find_by_marker, new_marker
 
-pytestmark = pytest.mark.timeout(1200)  # three processes import torch, one after another
+pytestmark = pytest.mark.timeout(1200)  # two processes import torch, one after another
 
 HERE = Path(__file__).parent
 
@@ -31,9 +32,9 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def check(done: dict[str, Any], next_model_path: Path) -> None:
-    assert [rollout.status for rollout in done["rollouts"]] == ["succeeded"] * 6
-    assert len(done["triplets"]) >= 6  # a call each, at least
+def check(done: dict[str, Any], next_model_path: Path, n: int = 6) -> None:
+    assert [rollout.status for rollout in done["rollouts"]] == ["succeeded"] * n
+    assert len(done["triplets"]) >= n  # a call each, at least
     for row in done["triplets"]:
         sampled = [label for label in row["labels"] if label != -100]
         assert row["input_ids"][-len(sampled) :] == sampled
@@ -45,7 +46,7 @@ def check(done: dict[str, Any], next_model_path: Path) -> None:
 
 @pytest.fixture
 def scripted_vllm(monkeypatch):
-    """An engine that starts at once; the test in three processes uses a real one."""
+    """An engine that starts at once."""
     monkeypatch.setattr(recipe_algorithm, "VLLM_SERVE", [sys.executable, str(HERE / "scripted_vllm.py")])
 
 
@@ -79,34 +80,6 @@ def test_in_one_process(tiny_model, tmp_path, scripted_vllm):
             await store.close()
 
     check(asyncio.run(scenario()), tmp_path / "version_1")
-
-
-def test_in_three_processes(tiny_model, tmp_path):
-    marker, port = new_marker(), free_port()
-    env = os.environ | {MARKER: marker}
-    url = f"http://127.0.0.1:{port}"
-
-    def start(*command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, *command], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-
-    store = start("-m", "leyden", "store", "--port", str(port), "--database", str(tmp_path / "store.db"), "--ready-file", "ready")
-    try:
-        while not (tmp_path / "ready").exists():
-            assert store.poll() is None
-        runners = start(str(HERE / "recipe_runners.py"), url)
-        algorithm = start(str(HERE / "recipe_algorithm.py"), url, str(tiny_model), str(tmp_path / "version_1"), str(free_port()))
-        out, _ = algorithm.communicate(timeout=900)
-        assert algorithm.returncode == 0
-        assert out.startswith(str(["succeeded"] * 6)), out
-        assert out.rstrip().endswith(" 0")  # the training's exit status
-        check_model_dir(tmp_path / "version_1")
-        for process in (runners, store):
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal's Ctrl+C does: to the children too
-            process.communicate(timeout=60)
-    finally:
-        end_leftovers(marker)
 
 
 class UnslothSupervisedFinetuning(agl.Algorithm):
@@ -147,6 +120,7 @@ class UnslothSupervisedFinetuning(agl.Algorithm):
 
 
 def test_an_algorithm_of_the_users_under_a_trainer(tiny_model, tmp_path, monkeypatch, scripted_vllm):
+    monkeypatch.setattr(recipe_algorithm, "unsloth_training", copy_model)  # the other one trains
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MARKER, marker := new_marker())
     (tmp_path / "models").mkdir()
@@ -165,9 +139,9 @@ def test_an_algorithm_of_the_users_under_a_trainer(tiny_model, tmp_path, monkeyp
         algorithm=algo,
         llm_proxy=LLMProxy(port=proxy_port),
     )
-    first, second = trainer.fit(math_agent, load_math_dataset())
-    check(first, tmp_path / "models" / "version_1")
-    check(second, tmp_path / "models" / "version_2")
+    first, second = trainer.fit(math_agent, load_math_dataset(3))
+    check(first, tmp_path / "models" / "version_1", 3)
+    check(second, tmp_path / "models" / "version_2", 3)
     ours = [process for process in find_by_marker(marker) if "resource_tracker" not in " ".join(process.cmdline())]  # multiprocessing's
     assert ours == []
     assert algo._context is None

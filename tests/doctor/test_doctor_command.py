@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,5 +111,3 @@ def test_a_run_is_stopped_before_it_starts(make_model: Callable[..., Path], tmp_
     with pytest.raises(UsageError, match="which token ends a turn") as caught:
         check_before_run(runs=tmp_path / "runs", model=make_model("endless", eos=None))
     assert caught.value.hint
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match=f"pid {os.getpid()}"):
-        check_before_run(runs=tmp_path / "runs", ports=[taken.getsockname()[1]])

@@ -28,7 +28,7 @@ def test_a_model_that_uses_the_calculator_and_the_mark_is_rewarded() -> None:
     with ScriptedLLM() as server:
         results = _run(server, make_tasks("three-ops", 12, 0, "test"), temperature=0.7, max_tokens=64)
     assert [result.reward for result in results] == [1.0] * 12
-    assert not psutil.Process().children(recursive=True)  # the calculator ended with the loop
+    assert not _calculators()  # it ended with the loop
 
 
 def test_the_prompt_shows_tool_calls_in_the_very_form_the_model_meets_them() -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("trl")
 from backend_suite import CONFIG, make_job, run_training  # noqa: E402
 
 from leyden.algorithm.sft.job import TrainProgress  # noqa: E402
+from leyden.algorithm.sft.rundir import RunDir  # noqa: E402
 from leyden.errors import DiskError, LeydenError, Unavailable  # noqa: E402
 from leyden.models.registry import Registry  # noqa: E402
 
@@ -141,6 +142,17 @@ def test_while_the_champion_moves(registry, disk):
         registry.promote("version_1", "better")
     is_whole(registry, ["version_0", "version_1"])
     works_again(registry, disk)
+
+
+def test_while_a_run_writes_down_what_it_did(disk):
+    run = RunDir.create(disk / "runs", "one", {})
+    run.metric(step="collect")
+    fill(disk)
+    for write in (lambda: run.metric(note="x" * 9000), lambda: run.write_summary({"note": "x" * 9000})):
+        with pytest.raises(DiskError, match=FULL):
+            write()
+    assert [line.get("step") for line in run.metrics()] == ["collect"]
+    assert run.summary is None
 
 
 def test_while_a_model_is_imported(disk, tiny_model):

@@ -1,4 +1,4 @@
-"""An engine, a proxy, a store that is killed while agents talk: nobody's attempts are spent on it, and all of it ends well."""
+"""An engine, a proxy that is killed while agents talk: nobody's attempts are spent on it, and all of it ends well."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def pause(command: Command, iteration: int, step: str, seen: int) -> None:
 
 @pytest.fixture(scope="module")
 def whole(model, tmp_path_factory) -> tuple[Command, Command]:
-    """A run that loses its store and its engine while it collects, its engine and a runner while it evaluates; and a second command."""
+    """A run that loses its store and its engine while it collects, its engine (and the next one, while it starts) and a runner while it
+    evaluates; and a second command."""
     command = Command(tmp_path_factory.mktemp("survivor"), model)
     gates = [command.gates / step for step in ("collect", "evaluate-t1")]
     for gate in gates:
@@ -42,6 +43,9 @@ def whole(model, tmp_path_factory) -> tuple[Command, Command]:
         pause(command, 0, "evaluate-t1", 3)
         kill(command, *ENGINE)
         until(lambda: "starting it again (1 of 2)" in command.said, "the engine's death is told", command)
+        until(lambda: command.children(*ENGINE), "the next engine loads its model", command)
+        kill(command, *ENGINE)
+        until(lambda: "starting it again (2 of 2)" in command.said, "its death is told too", command)
         gates[1].unlink()
 
         pause(command, 1, "collect", 4)
@@ -51,7 +55,7 @@ def whole(model, tmp_path_factory) -> tuple[Command, Command]:
         kill(command, *STORE)
         until(lambda: "the store died" in command.said, "the store's death is told", command)
         kill(command, *ENGINE)
-        until(lambda: command.said.count("starting it again (1 of 2)") == 2, "the engine's second death is told", command)
+        until(lambda: command.said.count("starting it again (1 of 2)") == 2, "an engine's death in collect is told", command)
         gates[0].unlink()
 
         pause(command, 1, "evaluate-t1", 3)
@@ -94,8 +98,8 @@ def test_every_rollout_counts_once_and_only_a_runners_death_costs_an_attempt(sur
 
 def test_each_death_is_one_line(survivor):
     deaths = [line for line in survivor.said.splitlines() if "starting it again" in line]
-    assert len(deaths) == 3, survivor.said
-    assert sum("the engine for" in line and "SIGKILL" in line for line in deaths) == 2
+    assert len(deaths) == 4, survivor.said
+    assert sum("the engine for" in line and "SIGKILL" in line for line in deaths) == 3
     assert "Traceback" not in survivor.said
 
 

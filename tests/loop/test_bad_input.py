@@ -76,6 +76,10 @@ def test_broken_model_directory(tmp_path, model):
     refused(drive("sft_allinone.py", tmp_path, "--model", model, "--agent", AGENT), tmp_path, "model.safetensors is damaged")
 
 
+def test_what_the_doctor_finds_stops_a_run_before_it_starts(tmp_path, model):
+    refused(drive("sft_allinone.py", tmp_path, "--model", model, "--agent", AGENT), tmp_path, "which token ends a turn")
+
+
 def test_malformed_dataset(tmp_path, model):
     dataset = tmp_path / "tasks.jsonl"
     dataset.write_text(json.dumps({"input": "1 + 1", "target": 2}) + "\n{oops\n")
@@ -103,6 +107,7 @@ def test_store_not_reachable(tmp_path, model):
         ("--mix", "nix", "unknown mix"),
         ("--preset", "demi", "no training preset"),
         ("--iterations", 0, "--iterations"),
+        ("--context", 0, "--context"),
         ("--train", 0, "learn from"),
     ],
 )

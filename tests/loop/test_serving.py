@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from leyden.algorithm.sft.driver import driving
-from leyden.algorithm.sft.serving import EngineDied, Serving
+from leyden.algorithm.sft.serving import EngineDied, Serving, living
 from leyden.errors import Unavailable
 from leyden.models.version import Manifest, Version
 from leyden.proxy import LLMProxy
@@ -23,6 +23,8 @@ class FakeEngine:
 
     async def start(self) -> None:
         self.log.append(f"start {self.model_name}")
+        if self.model_name == "version_13":
+            raise Unavailable("it died while starting", "last lines")
 
     async def stop(self) -> None:
         self.log.append(f"stop {self.model_name}")
@@ -112,6 +114,32 @@ def test_what_goes_wrong_with_the_work_is_not_taken_for_a_death():
         return type(caught.value)
 
     assert serve(scenario)[0] is Unavailable
+
+
+def test_an_engine_that_does_not_come_up_is_a_death_and_another_can_be_started():
+    async def scenario(serving, store, engines):
+        with pytest.raises(EngineDied, match="it died while starting"):
+            await serving.start(version(13))
+        nothing = serving.version
+        await serving.start(version(1))
+        return nothing, serving.version
+
+    found, log = serve(scenario)
+    assert found == (None, "version_1")
+    assert log == ["start version_13", "stop version_13", "start version_1"]
+
+
+def test_a_block_that_lives_with_an_engine_ends_at_its_death_with_one_error():
+    async def scenario(serving, store, engines):
+        engine = FakeEngine(version(0), [], False)
+        async with living(engine):
+            pass  # what ends before does
+        with pytest.raises(EngineDied, match="the engine died"):
+            async with living(engine):
+                engine.death.set_result(Unavailable("the engine died", "last lines"))
+                await forever()
+
+    serve(scenario)
 
 
 def test_another_version_takes_the_engines_place():

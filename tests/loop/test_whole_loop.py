@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -14,12 +15,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from leyden.algorithm.algorithm import Context
 from leyden.algorithm.dataset import read_rows, supervised_tokens
 from leyden.algorithm.rows import RowsConfig
 from leyden.algorithm.selection import SelectionConfig
 from leyden.algorithm.sft.algorithm import SFT
 from leyden.algorithm.sft.config import TrainConfig
+from leyden.algorithm.sft.history import read_history
 from leyden.algorithm.sft.report import Board
+from leyden.algorithm.sft.rundir import RunDir
 from leyden.algorithm.sft.settings import SFTConfig
 from leyden.algorithm.sft.summary import print_summary
 from leyden.models.registry import Registry
@@ -56,7 +60,7 @@ def whole(tiny_model, tmp_path_factory):
         summary = trainer.fit(f"{AGENTS}:agent", tasks("train", 24), tasks("test", 8), board)
     finally:
         del os.environ[MARKER]
-    return summary, directory / "runs" / "latest", marker, talk
+    return summary, (directory / "runs" / "latest").resolve(), marker, talk
 
 
 def test_a_run_trains_a_version_and_measures_it_beside_its_parent(whole):
@@ -104,7 +108,7 @@ def test_the_new_version_names_its_parent_and_its_data(whole):
     train = json.loads((run / "iteration_1" / "train.json").read_text())
     assert version.manifest.parent == "version_0"
     assert version.manifest.dataset_sha256 == train["inputs"]["dataset_sha256"]
-    assert version.manifest.run_id == run.resolve().name
+    assert version.manifest.run_id == run.name
     assert version.adapter_dir is not None
 
 
@@ -130,6 +134,32 @@ def test_a_person_can_follow_and_look_everything_up(whole):
 def test_no_process_outlives_the_run(whole):
     _, _, marker, _ = whole
     assert find_by_marker(marker) == []
+
+
+def test_a_quick_look_at_a_forks_champion_measures_it_and_trains_nothing(whole, tiny_model):
+    summary, origin, _, _ = whole
+    trainer = Trainer(algorithm=SFT(CONFIG, str(tiny_model)), n_runners=1, runs=origin.parent, fork=origin.name)
+    report = trainer.dev(f"{AGENTS}:agent", tasks("train", 3))
+    assert [end.rollout.state for end in report.ended] == ["succeeded"] * 3
+    assert {end.reward for end in report.ended} <= {0.0, 1.0}
+    looked = RunDir.find(origin.parent, "@latest")
+    assert looked.id != origin.name
+    assert str(read_history(looked)) == "finished"
+    registry = Registry(looked.models)
+    assert registry.get("@champion").name == summary.champion
+    assert {version.name for version in registry.list()} == {"version_0", summary.champion}
+
+
+def test_a_model_whose_import_was_cut_off_before_its_promotion_is_the_champion_after_all(tiny_model, tmp_path):
+    sft = SFT(CONFIG, str(tiny_model))
+    run = RunDir.create(tmp_path, "run", {})
+    sft.attach(Context(run, Board(), None, "", None, ""))  # it asks for none of them
+    registry = Registry(run.models)
+    registry.import_version(tiny_model)
+    (run.models / "pointers.json").unlink()
+    asyncio.run(sft._first_version(registry))
+    assert registry.get("@champion").name == "version_0"
+    assert len(registry.list()) == 1
 
 
 # -- the command, as a person types it -----------------------------------------------------------------------------------------

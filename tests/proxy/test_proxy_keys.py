@@ -59,7 +59,7 @@ def test_a_url_that_names_the_attempt_binds_to_it_while_it_is_leased(monkeypatch
         assert answer.choices[0].message.content == "42"
         assert [(row.rollout_id, row.attempt) for row in await this.rows()] == [(ref.rollout_id, 1)]
         assert (await this.client.get(f"{url(1)}/models")).status_code == 200
-        for wrong in (url(2), url(1, "nobody")):
+        for wrong in (url(2), url(10**30), url(1, "nobody")):
             assert code(await this.client.post(f"{wrong}/chat/completions", json=body)) == (404, "unknown_attempt")
         assert code(await this.client.post(f"{url('x')}/chat/completions", json=body)) == (404, "unknown_url")
         monkeypatch.setattr(bindings, "MEMORY_SECONDS", -1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import sys
 
 import pytest
 from proxy_room import Engine, Room, Sample, entry, in_room, running_engine
@@ -189,8 +189,8 @@ def test_a_bad_entry_is_named_and_changes_nothing(bad: dict[str, object]) -> Non
     assert proxy._table.current == before
 
 
-@pytest.mark.skipif(importlib.util.find_spec("litellm") is not None, reason="litellm is installed")
-def test_another_provider_without_litellm_says_what_to_install() -> None:
+def test_another_provider_without_litellm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "litellm", None)  # as if it were not installed
     with pytest.raises(MissingExtra) as caught:
         LLMProxy().update_model_list([{"model_name": "claude", "litellm_params": {"model": "anthropic/claude-x"}}])
     assert caught.value.hint == "pip install 'leyden[litellm]'"

@@ -580,6 +580,25 @@ def test_workers_are_seen_while_they_beat(kind: str) -> None:
     run(check, kind)
 
 
+def test_a_worker_that_has_ended_holds_nothing_any_more_and_nobody_lost_an_attempt(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        for name in ("a", "b"):
+            await kit.store.register_worker(name, f"runner {name}", 2)
+        await kit.store.enqueue([task() for _ in range(3)])
+        left = await kit.store.claim("a", limit=2)
+        (other,) = await kit.store.claim("b")
+        for _ in range(2):  # a repeat is a no-op
+            assert (await kit.store.stop_worker("a")).running == 0
+        assert await kit.store.heartbeat("b", [other.ref]) == [Verdict.HELD]
+        for lease in left:
+            item = await kit.store.get_rollout(lease.rollout.id)
+            assert (item.state, item.released) == (RolloutState.QUEUED, 1)
+            with pytest.raises(LeaseLost):
+                await kit.store.complete(lease.ref, [])
+
+    run(check, kind)
+
+
 def test_bad_arguments_are_named(kind: str) -> None:
     async def check(kit: Kit) -> None:
         for call, field in (

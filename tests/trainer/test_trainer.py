@@ -20,11 +20,13 @@ import pytest
 
 import leyden
 from leyden.algorithm.baseline import Baseline
+from leyden.algorithm.sft.history import read_history
+from leyden.algorithm.sft.rundir import RunDir
 from leyden.errors import Unavailable, UsageError
 from leyden.process import MARKER, find_by_marker, new_marker
 from leyden.proxy import LLMProxy
 from leyden.server.client import StoreClient
-from leyden.trainer import Trainer
+from leyden.trainer import Trainer, store_child
 from leyden.types import FailureKind, PromptTemplate, RolloutState
 
 HERE = Path(__file__).parent
@@ -35,6 +37,11 @@ TASKS = [{"n": n} for n in range(4)]
 def own(tmp_path):
     """Options of a trainer that brings everything itself."""
     return {"n_runners": 1, "concurrency": 4, "runs": tmp_path / "runs"}
+
+
+def history(runs):
+    """How the latest run stands."""
+    return str(read_history(RunDir.find(runs, "@latest")))
 
 
 @contextmanager
@@ -73,6 +80,7 @@ def test_it_brings_store_proxy_and_runners_and_ends_them(own, nothing_left, talk
     assert seen["proxy"].startswith("http://127.0.0.1:")
     assert seen["latest"] == {"prompt_template": template}
     assert "resume" not in talk.said
+    assert history(own["runs"]) == "finished"
     with pytest.raises(UsageError, match="has no store"):
         trainer.algorithm.get_store()
 
@@ -80,6 +88,8 @@ def test_it_brings_store_proxy_and_runners_and_ends_them(own, nothing_left, talk
 def test_a_failing_algorithm_ends_everything_too(own, nothing_left, talk):
     with pytest.raises(Unavailable, match="had enough"):
         Trainer(algorithm=crew.Fails(), **own).fit(crew.double, TASKS, board=talk)
+    assert history(own["runs"]) == "failed: the algorithm has had enough"
+    assert "resume" not in talk.said
 
 
 def script(directory, algorithm, *, guarded=True, runners=1):
@@ -113,6 +123,7 @@ def test_ctrl_c_ends_everything_in_good_order(tmp_path, nothing_left, sig, statu
     assert process.returncode == status, talk
     assert "stopping: ending" in talk
     assert "Traceback" not in talk
+    assert history(tmp_path / "runs") == "cancelled: interrupted"
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(tmp_path, nothing_left):
@@ -232,15 +243,30 @@ class Survives(crew.Rewards):
 
 
 def test_a_store_that_dies_is_started_again_with_all_it_held(own, nothing_left, talk):
-    rewards = Trainer(algorithm=Survives(nothing_left, 2), **own).fit(crew.double, TASKS, board=talk)
+    rewards = Trainer(algorithm=Survives(nothing_left, 1), **own).fit(crew.double, TASKS, board=talk)
     assert rewards == [0.0, 2.0, 4.0, 6.0]
-    assert talk.said.count("the store died (signal 9): starting it again on port") == 2
+    assert talk.said.count("the store died (signal 9): starting it again on port") == 1
 
 
-def test_a_store_that_keeps_dying_ends_the_run_with_one_line(own, nothing_left, talk):
-    with pytest.raises(Unavailable, match="the store died"):
-        Trainer(algorithm=Survives(nothing_left, 5), **own).fit(crew.double, TASKS, board=talk)
-    assert talk.said.count("starting it again") == 3
+def test_a_store_that_keeps_dying_ends_the_run_with_one_line_and_nobody_waits_for_it(own, nothing_left, talk, monkeypatch):
+    monkeypatch.setattr(store_child, "MAX_RESTARTS", 1)
+    asked = []
+
+    class AsksOnceMore(Survives):
+        async def run(self, train_dataset=None, val_dataset=None):
+            try:
+                return await super().run(train_dataset)
+            finally:
+                try:
+                    async with asyncio.timeout(60):
+                        await self.get_store().list_workers()
+                except (Unavailable, TimeoutError) as error:
+                    asked.append(error)
+
+    with pytest.raises(Unavailable, match="the store died 2 times"):
+        Trainer(algorithm=AsksOnceMore(nothing_left, 2), **own).fit(None, TASKS, board=talk)
+    assert talk.said.count("starting it again") == 1
+    assert [type(error) for error in asked] == [Unavailable]
 
 
 # -- going on ---------------------------------------------------------------------------------------------------------------------
@@ -249,33 +275,34 @@ def test_a_store_that_keeps_dying_ends_the_run_with_one_line(own, nothing_left, 
 def test_a_resumable_run_says_how_it_goes_on_and_the_same_call_does(own, nothing_left, talk, tmp_path):
     trainer = Trainer(algorithm=crew.Resumable(), command=["python", "train.py", "--new", "--train", "8"], **own)
     with pytest.raises(Unavailable, match="the light went out"):
-        trainer.fit(crew.double, TASKS, board=talk)
+        trainer.fit(None, [], board=talk)
     (run,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     assert f"resume: python train.py --train 8 --resume {run.name}\n" in talk.said
-    assert trainer.fit(crew.double, TASKS, board=talk) == [0.0, 2.0, 4.0, 6.0]
+    assert trainer.fit(None, [], board=talk) == []
     assert f"run {run.name} goes on" in talk.said
     assert len(list((tmp_path / "runs").iterdir())) == 2  # the run and `latest`
 
 
-def test_other_tasks_or_new_are_another_run(own, nothing_left, tmp_path):
-    for trainer, tasks in (
-        (Trainer(algorithm=crew.Resumable(), **own), TASKS),
-        (Trainer(algorithm=crew.Resumable(), new=True, **own), TASKS),
-        (Trainer(algorithm=crew.Resumable(), store="http://127.0.0.1:9", **own), []),
-    ):
-        with pytest.raises((Unavailable, UsageError)):
-            trainer.fit(None, tasks)
-    assert len(list((tmp_path / "runs").iterdir())) == 3  # two runs and `latest`: the third was refused before it began
+def test_other_tasks_or_new_are_another_run_and_an_unfinished_one_is_named(own, nothing_left, talk):
+    for options, tasks in (({}, TASKS), ({"new": True}, TASKS), ({}, TASKS[:2])):
+        with pytest.raises(Unavailable, match="the light went out"):
+            Trainer(algorithm=crew.Resumable(), **options, **own).fit(None, tasks, board=talk)
+    _, second, third = RunDir.in_directory(own["runs"])
+    assert third.id == RunDir.find(own["runs"], "@latest").id
+    (line,) = (line for line in talk.said.splitlines() if "unfinished" in line)
+    assert line.startswith(f"run {second.id} is unfinished, but was started with other settings (tasks was ")
 
 
 def test_resume_by_name_from_python(own, nothing_left, talk, tmp_path):
     with pytest.raises(Unavailable):
-        Trainer(algorithm=crew.Resumable(), **own).fit(crew.double, TASKS, board=talk)
+        Trainer(algorithm=crew.Resumable(), **own).fit(None, [], board=talk)
     run = (tmp_path / "runs" / "latest").resolve().name
     assert f'resume: Trainer(..., resume="{run}")' in talk.said
-    assert Trainer(algorithm=crew.Resumable(), resume=run, **own).fit(crew.double, TASKS) == [0.0, 2.0, 4.0, 6.0]
+    assert Trainer(algorithm=crew.Resumable(), resume=run, **own).fit(None, []) == []
     with pytest.raises(UsageError, match="--resume excludes --new and --fork"):
-        Trainer(algorithm=crew.Resumable(), resume=run, new=True, **own).fit(crew.double, TASKS)
+        Trainer(algorithm=crew.Resumable(), resume=run, new=True, **own).fit(None, [])
+    with pytest.raises(UsageError, match="a run of Rewards cannot go on"):
+        Trainer(algorithm=crew.Rewards(), resume=run, **own).fit(None, [])
 
 
 # -- a quick look -----------------------------------------------------------------------------------------------------------------

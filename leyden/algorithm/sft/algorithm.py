@@ -16,6 +16,8 @@ from leyden.algorithm.sft.interpreter import resolve_backend
 from leyden.algorithm.sft.loop import run_sft
 from leyden.algorithm.sft.phases import Parts
 from leyden.algorithm.sft.plan import describe_plan
+from leyden.algorithm.sft.rundir import RunDir
+from leyden.algorithm.sft.serving import living
 from leyden.algorithm.sft.settings import SFTConfig
 from leyden.algorithm.sft.summary import Summary
 from leyden.algorithm.sft.tasks import check_disjoint, number_tasks
@@ -69,9 +71,7 @@ class SFT(Algorithm):
         if not train:
             raise UsageError("there are no tasks to learn from", "give at least one")
         check_disjoint(train, heldout)
-        if self.model_dir.exists() or self._names_a_path:
-            check_model_dir(self.model_dir)
-        choose(self.engine)
+        self._check_serving()
         if elsewhere or self.config.train.backend == "unsloth":
             asyncio.run(resolve_backend(self.config.train, marker=new_marker()))
 
@@ -100,12 +100,18 @@ class SFT(Algorithm):
         )
 
     def fast(self) -> FastAlgorithm:
-        """One pass of the model as it is over some tasks."""
+        """One pass of the model as it is over some tasks. Raises ``UsageError`` for a model or an engine that cannot do."""
+        self._check_serving()
         return Baseline(serve=self._serving)
+
+    def _check_serving(self) -> None:
+        if self.model_dir.exists() or self._names_a_path:
+            check_model_dir(self.model_dir)
+        choose(self.engine)
 
     @asynccontextmanager
     async def _serving(self, baseline: Baseline) -> AsyncIterator[LLM]:
-        """The champion behind the proxy while the block lasts."""
+        """The champion behind the proxy while the block lasts, which ends with ``EngineDied`` if the engine does."""
         context = self._context = baseline.context
         registry = Registry(context.run.models)
         await self._first_version(registry)
@@ -116,9 +122,11 @@ class SFT(Algorithm):
             entry = {"model": f"hosted_vllm/{engine.model_name}", "api_base": engine.base_url}
             context.proxy.update_model_list([{"model_name": engine.model_name, "litellm_params": entry}])
             sampling = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
-            yield context.proxy.as_resource(engine.model_name, sampling)
+            async with living(engine):
+                yield context.proxy.as_resource(engine.model_name, sampling)
         finally:
             await engine.stop()
+            self._context = None
 
     def _engine(self, registry: Registry, version: Version) -> Engine:
         context = self.context
@@ -130,8 +138,8 @@ class SFT(Algorithm):
         context = self.context
         if registry.pointers.champion is not None:
             return
-        if context.fork is not None:
-            source = Registry(context.fork.models)
+        if (origin := context.run.config.get("forked_from")) is not None:
+            source = Registry(RunDir.find(context.run.path.parent, origin).models)
             await asyncio.to_thread(registry.clone_from, source, source.get("@champion"))
             return
         if imported := registry.list():  # an earlier driver died before it could promote it

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from leyden.errors import LeaseLost, LeydenError
@@ -74,13 +74,12 @@ async def driving(store: Store, run_id: str, config: dict[str, Any], take_over: 
     driver = Driver(store, run_id, run.epoch)
     state = RunState.FAILED
     try:
-        async with asyncio.TaskGroup() as group:
-            beat = group.create_task(driver._beat())
-            yield driver
-            beat.cancel()
+        with one_error():
+            async with asyncio.TaskGroup() as group:
+                beat = group.create_task(driver._beat())
+                yield driver
+                beat.cancel()
         state = RunState.SUCCEEDED
-    except BaseExceptionGroup as several:
-        raise _first(several) from None
     except asyncio.CancelledError:
         state = RunState.CANCELLED
         raise
@@ -99,8 +98,13 @@ async def _end(store: Store, driver: Driver, state: RunState) -> None:
         # The run already ends with an error, and this one is most likely its consequence: the store has gone.
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+@contextmanager
+def one_error() -> Iterator[None]:
+    """The first of the errors that a task group gathered, instead of the group."""
+    try:
+        yield
+    except BaseExceptionGroup as several:
+        error: BaseException = several
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

@@ -63,6 +63,5 @@ async def run_sft(parts: Parts, config: SFTConfig, train: Sequence[LoopTask], he
         run.metric(step="end")
         summary.finish(champion.name, do.steps.seconds, run.seconds_driven(), do.tokens, do.calls)
         driver.summary = summary.as_dict()
-        await driver.check()
-        run.write_summary(driver.summary)
+    run.write_summary(summary.as_dict())  # last: whoever dies before goes on, and tells the store the same once more
     return summary

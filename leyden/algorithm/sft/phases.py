@@ -36,7 +36,7 @@ from leyden.types import Episode, Mode, NewRollout
 if TYPE_CHECKING:
     from leyden.proxy import LLMProxy
 
-MAX_RESTARTS = 2  # of an engine that dies, in one step
+MAX_RESTARTS = 2  # of an engine that dies, also while it starts again, in one step
 
 
 @dataclass(frozen=True)
@@ -272,15 +272,16 @@ class Phases:
         before = Counter(self.parts.proxy.counters)
         restarts = 0
         while True:
-            rollouts = [rollout for batch in batches for rollout in await self._rollouts(batch)]
             try:
+                if self.serving.version is None:  # it died
+                    await self.serving.start(version)
+                rollouts = [rollout for batch in batches for rollout in await self._rollouts(batch)]
                 ended = await self.serving.while_alive(run_rollouts(store, rollouts, self._patience, board, step.view))
             except EngineDied as died:
                 if restarts == MAX_RESTARTS:
                     raise
                 restarts += 1
                 board.say(f"  {died.message}: starting it again ({restarts} of {MAX_RESTARTS})")
-                await self.serving.start(version)
                 continue
             calls = Counter(self.parts.proxy.counters) - before
             self.calls += calls

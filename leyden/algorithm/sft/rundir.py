@@ -8,7 +8,7 @@
         metrics.jsonl      one line a measurement, in order of time
         begin.json         the version it set out to improve
         summary.json       the result; only a run that came to its end has one
-        ended.json         why it will never have one
+        ended.json         how it ended otherwise, and that it is not to go on
         driver.lock        held by the process that drives the run
         iteration_N/<step>.json   what the step was given, what it gave, how long it took
         models/            the checkpoint registry
@@ -33,7 +33,7 @@ from typing import Any
 
 from leyden.algorithm.sft.lock import DriverLock
 from leyden.errors import NotFound, UsageError
-from leyden.models.files import write_atomically
+from leyden.models.files import disk_errors, write_atomically
 from leyden.process import end_leftovers
 
 _REPORTED = (
@@ -91,7 +91,7 @@ class RunDir:
             raise UsageError(f"run {run.id} is finished", f"see leyden runs show {run.id}; {afresh}")
         if run.ended is not None:
             raise UsageError(f"run {run.id} has {run.ended['state']}: {run.ended['reason']}", afresh)
-        if config is not None and (changed := _differences(run.config, config, HOW | ORIGIN)):
+        if config is not None and (changed := run.differences(config, HOW | ORIGIN)):
             raise UsageError(f"run {run.id} was started with other settings: {'; '.join(changed)}", f"use those, or {afresh}")
         _point(runs / "latest", run.id)
         return run
@@ -99,10 +99,8 @@ class RunDir:
     @classmethod
     def find_unfinished(cls, runs: Path, config: Mapping[str, Any]) -> RunDir | None:
         """The latest run of an equal config that has not ended and that nobody drives: what the same command goes on with."""
-        for run in reversed(cls.in_directory(runs)):
-            if not run.has_ended and run._lock.holder is None and not _differences(run.config, config, HOW):
-                return cls(run.path, resumed=True)
-        return None
+        found = (cls(run.path, resumed=True) for run in cls.interrupted(runs) if not run.differences(config, HOW))
+        return next(found, None)
 
     def lock(self, marker: str = "") -> DriverLock:
         """Be this run's only driver until the lock is released (``with run.lock(...):``) or this process ends, however it does.
@@ -125,7 +123,7 @@ class RunDir:
         return str(begun["champion"])
 
     def end(self, state: str, reason: str) -> None:
-        """Say that this run came to nothing and is not to go on."""
+        """Say how a run ended that has no summary, or will never have one: it is not to go on."""
         write_json(self.path / "ended.json", {"state": state, "reason": reason})
 
     # -- looking ---------------------------------------------------------------------------------------------------
@@ -135,6 +133,11 @@ class RunDir:
         if not runs.is_dir():
             return []
         return [cls(path) for path in sorted(runs.iterdir()) if (path / "config.json").is_file() and not path.is_symlink()]
+
+    @classmethod
+    def interrupted(cls, runs: Path) -> Iterator[RunDir]:
+        """Those that have not ended and that nobody drives, latest first."""
+        return (run for run in reversed(cls.in_directory(runs)) if not run.has_ended and run.driver is None)
 
     @classmethod
     def find(cls, runs: Path, wanted: str) -> RunDir:
@@ -154,6 +157,11 @@ class RunDir:
     @property
     def config(self) -> dict[str, Any]:
         return self._read("config.json") or {}
+
+    def differences(self, config: Mapping[str, Any], ignored: Collection[str]) -> list[str]:
+        """What makes this another run than ``config`` asks for, one ``key was …, is …`` each. ``ignored``: keys at the top."""
+        asked = json.loads(json.dumps(config, default=str))  # as it would be recorded
+        return _differences(self.config, asked, ignored)
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -223,7 +231,7 @@ class RunDir:
 
     def metric(self, **values: Any) -> None:
         line = json.dumps({"time": time.time_ns() // 1000, **values}) + "\n"
-        with (self.path / "metrics.jsonl").open("ab+") as file:
+        with disk_errors(self.path), (self.path / "metrics.jsonl").open("ab+") as file:
             size = file.seek(0, os.SEEK_END)
             torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a crash can leave half a line
             file.write((("\n" if torn else "") + line).encode())
@@ -239,8 +247,6 @@ class RunDir:
 
 
 def _differences(recorded: Mapping[str, Any], asked: Mapping[str, Any], ignored: Collection[str] = (), prefix: str = "") -> list[str]:
-    """What makes it another run, one ``key was …, is …`` each. ``ignored``: keys at the top."""
-    asked = json.loads(json.dumps(asked, default=str))  # as it would be recorded
     found: list[str] = []
     for key in sorted({*recorded, *asked} - {*ignored}):
         old, new = recorded.get(key), asked.get(key)
@@ -269,8 +275,9 @@ def describe_environment() -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """The file is there whole or not at all, also after a power cut."""
-    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    """The file is there whole or not at all, also after a power cut. Raises ``DiskError``."""
+    with disk_errors(path.parent):
+        write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def _point(link: Path, target: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from leyden.algorithm.sft.driver import Driver
+from leyden.algorithm.sft.driver import Driver, one_error
 from leyden.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class EngineDied(Unavailable):
-    """Nobody stopped it. The hint holds the end of its log."""
+    """Nobody stopped it, or it never came up. The hint holds the end of its log."""
 
 
 class Serving:
@@ -39,7 +40,10 @@ class Serving:
         self._lent: dict[float, str] = {}
 
     async def start(self, version: Version) -> None:
-        """Serve this version and no other, once calls in flight have ended or had ``DRAIN`` seconds."""
+        """Serve this version and no other, once calls in flight have ended or had ``DRAIN`` seconds.
+
+        Raises ``EngineDied`` for an engine that does not come up.
+        """
         await self._driver.check()
         if self._engine is not None and self._engine.can_switch:
             await self._withdraw(DRAIN)
@@ -47,7 +51,11 @@ class Serving:
         else:
             await self.stop(drain=DRAIN)
             self._engine = self._make_engine(version)  # from here on, ours to stop
-            await self._engine.start()
+            try:
+                await self._engine.start()
+            except Unavailable as error:
+                await self.stop()
+                raise EngineDied(error.message, error.hint) from error
         engine = self._engine
         self._proxy.update_model_list(
             [
@@ -108,6 +116,21 @@ class Serving:
 
     def _deployment(self, version: str) -> str:
         return f"{self._driver.run_id}-{version}"
+
+
+@asynccontextmanager
+async def living(engine: Engine) -> AsyncIterator[None]:
+    """A block that lasts as long as the engine: cancelled at its death, it ends with ``EngineDied``."""
+
+    async def watch() -> NoReturn:
+        error = await engine.wait_death()
+        raise EngineDied(error.message, error.hint)
+
+    with one_error():
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch())
+            yield
+            watching.cancel()
 
 
 async def _end(task: asyncio.Future[Any]) -> None:

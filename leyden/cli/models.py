@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,7 +95,15 @@ def lineage(name: Name = "@champion", run: Run = None, models: Models = None, ru
 
 
 @app.command()
-def verify(name: Name = "@champion", run: Run = None, models: Models = None, runs: Runs = RUNS, as_json: AsJson = False) -> None:
+def verify(
+    name: Name = "@champion",
+    run: Run = None,
+    models: Models = None,
+    runs: Runs = RUNS,
+    engine: Annotated[str | None, typer.Option(help="Also start one on it: auto, embedded or vllm.", metavar="KIND")] = None,
+    engine_python: Annotated[str | None, typer.Option(help="vLLM: the interpreter of an environment that has it.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check a version's files against its manifest, and a trained one against its base and adapter. Exit status 1 if a check fails."""
     registry = _registry(run, models, runs)
     version = _find(registry, name)
@@ -108,6 +118,8 @@ def verify(name: Name = "@champion", run: Run = None, models: Models = None, run
         parent = registry.get(version.manifest.parent)
         report = verify_version(version.path, registry.base_of(version).path, version.adapter_dir, parent_dir=parent.path)
         checks += [check.model_dump() for check in report.checks]
+    if engine is not None and all(check["ok"] for check in checks):
+        checks.append(_try_engine(registry, version, engine, engine_python))
     passed = all(check["ok"] for check in checks)
     if as_json:
         _print_json({"version": version.name, "ok": passed, "checks": checks})
@@ -115,6 +127,22 @@ def verify(name: Name = "@champion", run: Run = None, models: Models = None, run
         for check in checks:
             print(f"{'ok' if check['ok'] else 'FAILED':8}{check['name']}: {check['detail']}")
     raise typer.Exit(0 if passed else 1)
+
+
+def _try_engine(registry: Registry, version: Version, kind: str, python: str | None) -> dict[str, Any]:
+    from leyden.errors import UsageError
+    from leyden.models.engine_config import EngineConfig
+    from leyden.models.engines import make_engine
+    from leyden.models.verifier import try_engine
+    from leyden.process import new_marker
+
+    if kind not in ("auto", "embedded", "vllm"):
+        raise UsageError(f"no engine {kind!r}", "choose one of auto, embedded, vllm")
+    config = EngineConfig.model_validate({"kind": kind, "python": python})
+    with tempfile.TemporaryDirectory(prefix="leyden-verify-") as scratch:
+        log = Path(scratch) / "engine.log"
+        engine = make_engine(config, version, registry.base_of(version), log_path=log, marker=new_marker())
+        return asyncio.run(try_engine(engine)).model_dump()
 
 
 @app.command()

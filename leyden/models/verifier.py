@@ -10,15 +10,20 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import httpx
 
 from leyden.errors import LeydenError, Unavailable
 from leyden.models.tensors import Adapter, Weights, bf16_step
 from leyden.process import spawn, watch_parent
 from leyden.types import Record
+
+if TYPE_CHECKING:
+    from leyden.models.engine import Engine
 
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "You are careful. Use the calculator, then answer with ### and the number."},
@@ -43,6 +48,7 @@ TOOLS = [
     }
 ]
 
+ANSWER_TIMEOUT = 120.0  # seconds for one token of a model that has just been loaded
 MARGIN = 4.0  # how much more than random rounding the saved logits may differ: both are the largest of a million
 
 
@@ -50,10 +56,6 @@ class Check(Record):
     name: str
     ok: bool
     detail: str
-
-
-Serve = Callable[[Path], Awaitable[str]]
-"""Starts an engine on a version, asks it something, stops it. Returns what it found, raises ``LeydenError`` where that is not well."""
 
 
 class Report(Record):
@@ -85,9 +87,8 @@ async def verify_in_child(
     python: str | None = None,
     log_path: Path | None = None,
     timeout: float | None = 900.0,
-    serve: Serve | None = None,
 ) -> Report:
-    """``verify`` in a process of its own, and then the check ``engine`` where ``serve`` is given and all else is well.
+    """``verify`` in a process of its own.
 
     Raises ``Unavailable`` when the process dies or takes longer than ``timeout`` seconds.
     """
@@ -106,17 +107,25 @@ async def verify_in_child(
         await child.stop(grace=2.0)
     if code not in (0, 1) or not answer:
         raise Unavailable(f"the verifier of {version_dir.name} died (exit status {code})", child.tail() or None)
-    report = Report.model_validate_json(answer.splitlines()[-1])  # libraries may have printed before
-    if serve is None or not report.ok:
-        return report
-    return report.model_copy(update={"checks": (*report.checks, await _served(version_dir, serve))})
+    return Report.model_validate_json(answer.splitlines()[-1])  # libraries may have printed before
 
 
-async def _served(version_dir: Path, serve: Serve) -> Check:
+async def try_engine(engine: Engine) -> Check:
+    """The check ``engine``: it starts on its version and answers with a token. It is stopped again."""
+    question = {"model": engine.model_name, "messages": CONVERSATION[:2], "max_tokens": 1}
     try:
-        return Check(name="engine", ok=True, detail=await serve(version_dir))
+        await engine.start()
+        async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT, trust_env=False) as client:
+            answer = await client.post(f"{engine.base_url}/chat/completions", json=question)
     except LeydenError as error:
         return Check(name="engine", ok=False, detail=error.message)
+    except httpx.TransportError as error:
+        return Check(name="engine", ok=False, detail=f"it started, and did not answer: {error!r}")
+    finally:
+        await engine.stop()
+    if answer.status_code != 200:
+        return Check(name="engine", ok=False, detail=f"it started, and answered {answer.status_code}: {answer.text[:200]}")
+    return Check(name="engine", ok=True, detail="it starts and answers")
 
 
 class Inspection:

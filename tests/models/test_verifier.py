@@ -15,8 +15,9 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from leyden.errors import Unavailable, UsageError  # noqa: E402
-from leyden.models.verifier import CONVERSATION, TOOLS, Check, Report, render, verify, verify_in_child  # noqa: E402
-from leyden.process import new_marker  # noqa: E402
+from leyden.models.engine import EmbeddedEngine  # noqa: E402
+from leyden.models.verifier import CONVERSATION, TOOLS, Check, render, try_engine, verify, verify_in_child  # noqa: E402
+from leyden.process import new_marker, reserve_port  # noqa: E402
 
 EMBEDDING = "model.embed_tokens.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -229,28 +230,37 @@ def verified_in_child(version, base, tmp_path, **options):
     )  # fmt: skip
 
 
-def child_that_says(report: Report, path):
-    """Stands for an interpreter whose verifier came to this."""
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{report.model_dump_json()}\nEND\n")
-    path.chmod(0o755)
-    return str(path)
+class StandIn:
+    """Stands for an engine whose start, or whose answer, fails."""
+
+    model_name, can_switch = "version_1", False
+
+    def __init__(self, base_url: str = "", error: Unavailable | None = None) -> None:
+        self.base_url, self.error, self.stopped = base_url, error, False
+
+    async def start(self) -> None:
+        if self.error:
+            raise self.error
+
+    async def stop(self) -> None:
+        self.stopped = True
 
 
-def test_an_engine_is_started_on_what_passed_all_else(version, tiny_model, tmp_path):
-    async def serves(directory) -> str:
-        assert directory == version
-        return "answered"
+def test_an_engine_starts_on_a_version_and_answers(version, tmp_path):
+    engine = EmbeddedEngine(version, log_path=tmp_path / "engine.log", marker=new_marker())
+    check = asyncio.run(try_engine(engine))
+    assert (check.name, check.ok, check.detail) == ("engine", True, "it starts and answers")
+    assert engine.base_url == "", "it was stopped again"
 
-    async def dies(directory) -> str:
-        raise Unavailable("the engine died while starting")
 
-    report = verified_in_child(version, tiny_model, tmp_path, serve=serves)
-    assert report.ok and report.checks[-1].name == "engine" and report.checks[-1].detail == "answered"
-    well, ill = (child_that_says(Report(version="v", checks=(Check(name="base", ok=ok, detail=""),)), tmp_path / str(ok)) for ok in (1, 0))
-    report = verified_in_child(version, tiny_model, tmp_path, serve=dies, python=well)
-    assert [(check.name, check.detail) for check in report.failures] == [("engine", "the engine died while starting")]
-    report = verified_in_child(version, tiny_model, tmp_path, serve=serves, python=ill)
-    assert [check.name for check in report.checks] == ["base"], "nothing is started on a version that is wrong already"
+def test_an_engine_that_does_not_start_or_answer_fails_the_check():
+    with reserve_port("127.0.0.1", 0) as socket:
+        unused = f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
+    dead, silent = StandIn(error=Unavailable("the engine died while starting")), StandIn(unused)
+    checks = [asyncio.run(try_engine(engine)) for engine in (dead, silent)]
+    assert checks[0] == Check(name="engine", ok=False, detail="the engine died while starting")
+    assert not checks[1].ok and "did not answer" in checks[1].detail
+    assert dead.stopped and silent.stopped
 
 
 def test_a_verifier_that_dies_is_reported(version, tiny_model, tmp_path):

@@ -1,4 +1,4 @@
-"""Real Unsloth, in the interpreter that ``LEYDEN_UNSLOTH_PYTHON`` names: the same suite as TRL, and the same numbers."""
+"""Real Unsloth, in the interpreter that ``make test-engines`` builds: the same suite as TRL, and the same numbers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytest.importorskip("trl")
 
 from backend_suite import CONFIG, BackendSuite, make_job, run_training  # noqa: E402
 
-PYTHON = os.environ.get("LEYDEN_UNSLOTH_PYTHON")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="LEYDEN_UNSLOTH_PYTHON names no interpreter with Unsloth: make test-engines builds one")
+PYTHON = os.environ.get("LEYDEN_TEST_UNSLOTH", str(Path(__file__).parents[2] / ".venv-unsloth" / "bin" / "python"))
+pytestmark = pytest.mark.usefixtures("unsloth_python")  # which fails where there is none
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,8 @@ class Child:
     def send_signal(self, sig: int = signal.SIGTERM) -> None:
         """Signal the child alone: what it started is its own to end, so that it can finish its work in good order."""
         if self.returncode is None:
-            self._process.send_signal(sig)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)  # Popen.send_signal may reap the child before asyncio does, and its exit status is then lost
 
     async def stop(self, grace: float = 10.0, sig: int = signal.SIGTERM) -> int:
         """Signal the child, kill its process group after ``grace`` seconds, then end all that still carries its marker.

@@ -46,7 +46,7 @@ def show(run: Run = "@latest", runs: Runs = Path("runs"), as_json: AsJson = Fals
     print(f"run {history.run}: {history}{origin}")
     if summary is None:
         for step in history.steps:
-            print(f"  iteration {step['iteration']}  {step['step']:20} {step['seconds']:8.1f} s  {step['note']}")
+            print(f"  iteration {step['iteration']}  {step['step']:20} {step['seconds']:8.1f} s  {step['note'] or ''}")
         print(f"champion: {directory.models / history.champion if history.champion else 'none'}")
         if history.state is Standing.INTERRUPTED:
             print(f"resume it with the same command, or with --resume {history.run}", file=sys.stderr)

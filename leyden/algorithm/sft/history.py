@@ -69,6 +69,6 @@ def read_history(run: RunDir) -> History:
         reason=ended["reason"] if ended else None,
         champion=summary["champion"] if summary else Registry(run.models).pointers.champion,
         pass_rates={version["version"]: version["pass_rate"] for version in measured if "pass_rate" in version},
-        steps=[{name: manifest[name] for name in ("iteration", "step", "seconds", "note")} for manifest in manifests],
+        steps=[{name: manifest.get(name) for name in ("iteration", "step", "seconds", "note")} for manifest in manifests],
         forked_from=run.config.get("forked_from"),
     )

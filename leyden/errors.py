@@ -96,6 +96,7 @@ EXTRAS = {
     "torch": "train", "transformers": "train", "trl": "train", "peft": "train", "datasets": "train", "accelerate": "train",
     "gguf": "train", "numpy": "train", "safetensors": "train", "jinja2": "train",
     "agents": "runners", "openai": "runners", "mcp": "runners", "opentelemetry": "runners", "litellm": "litellm",
+    "psycopg": "postgres",
 }  # fmt: skip
 
 

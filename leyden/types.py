@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+DEFAULT_QUEUE = "default"
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 """Ids are chosen by whoever creates a record, or by the store. They are never used as paths."""
@@ -69,9 +70,11 @@ class RolloutConfig(Record):
     """How the attempts of one rollout are run."""
 
     attempt_timeout: float = Field(1800.0, gt=0, le=86_400)  # seconds, from claim to end
-    max_attempts: int = Field(3, ge=1, le=100)  # released attempts do not count
+    max_attempts: int = Field(3, ge=1, le=100)  # failed ones; those lost or released do not count
+    max_lost: int = Field(3, ge=1, le=100)  # attempts whose runner went away
     retry_on: tuple[FailureKind, ...] = (FailureKind.INFRASTRUCTURE, FailureKind.TOOL, FailureKind.LOST)
-    retry_delay: float = Field(1.0, ge=0, le=3600)  # seconds; full jitter over delay * 2**(attempt - 1)
+    retry_delay: float = Field(1.0, ge=0, le=3600)  # seconds; full jitter over delay * 2**(failures - 1)
+    retry_delays: dict[FailureKind, Annotated[float, Field(ge=0, le=3600)]] = Field(default_factory=dict)  # instead, for these kinds
 
 
 class Episode(Record):
@@ -88,7 +91,9 @@ class NewRollout(Record):
 
     input: Any
     mode: Mode = Mode.TRAIN
+    queue: Id = DEFAULT_QUEUE
     priority: int = Field(0, ge=-1_000_000, le=1_000_000)  # lower runs first
+    delay: float = Field(0.0, ge=0, le=366 * 86_400)  # seconds before it may be claimed
     run_id: Id | None = None
     iteration: int | None = Field(None, ge=0)
     resources_id: Id | None = None  # None: the latest version at the claim
@@ -105,6 +110,7 @@ class Rollout(Record):
     id: Id
     input: Any
     mode: Mode
+    queue: Id = DEFAULT_QUEUE
     priority: int
     state: RolloutState
     run_id: Id | None = None
@@ -115,11 +121,15 @@ class Rollout(Record):
     group: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     attempt: int = 0  # number of the latest attempt; 0 before the first claim
-    released: int = 0  # how many attempts were handed back unharmed: they do not count
+    failures: int = 0  # attempts that failed, since it was queued or requeued
+    lost: int = 0  # attempts whose runner went away, since then
+    released: int = 0  # attempts that were handed back unharmed: they do not count
+    available_at: int | None = None  # of a scheduled one
     failure: FailureKind | None = None  # of the attempt that made it final
     error: str | None = None
     created_at: int
     finished_at: int | None = None
+    revision: int = 0  # grows with every change: what changed since another one is ``list_rollouts(changed_after=...)``
 
 
 class Attempt(Record):
@@ -296,7 +306,7 @@ class Run(Record):
 
 
 class Counts(Record):
-    """Rollouts by state for a run (and iteration, mode), kept by the store with each write, never by a scan."""
+    """Rollouts by state, and the failed ones by why, kept by the store with each write, never by a scan."""
 
     queued: int = 0
     scheduled: int = 0
@@ -304,6 +314,7 @@ class Counts(Record):
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
+    failures: dict[FailureKind, int] = Field(default_factory=dict)  # the failed ones, by the kind that made them final
 
     @property
     def total(self) -> int:
@@ -312,6 +323,26 @@ class Counts(Record):
     @property
     def final(self) -> int:
         return self.succeeded + self.failed + self.cancelled
+
+    @property
+    def lost(self) -> int:
+        """Those among the failed ones whose runners went away too often."""
+        return self.failures.get(FailureKind.LOST, 0)
+
+
+class Unset(StrEnum):
+    """For an argument whose None has a meaning of its own."""
+
+    UNSET = "unset"
+
+
+class Queue(Record):
+    """A queue by name. Any name is a queue; only a paused or limited one is kept as a record."""
+
+    name: Id
+    paused: bool = False  # nothing is claimed from it
+    max_running: int | None = None  # attempts at once, over all workers
+    counts: Counts = Counts()
 
 
 class AttemptBinding(Record):

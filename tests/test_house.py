@@ -20,11 +20,12 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "leyden").rglob("*.py"))
 MAX_LINES = 400
 
-GROUND = {"types", "errors", "process"}
+GROUND = {"types", "errors", "process", "failpoint"}
 ARROWS = {
     "errors": set(),
     "types": {"errors"},
     "process": {"errors"},
+    "failpoint": set(),
     "server": GROUND,
     "proxy": GROUND | {"server"},
     "runners": GROUND | {"server"},

@@ -1,44 +1,39 @@
-"""Runs operations: writes in one thread with group commit, reads in a few threads of their own.
+"""Runs operations: writes in threads of their own, reads in a few others.
 
-An answer goes out only after the COMMIT that made it true. The writer takes what is waiting, up to ``MAX_BATCH`` operations, into one
-transaction with a savepoint each: an operation that fails undoes itself alone, a commit that fails fails them all.
+An answer goes out only after the COMMIT that made it true. A writer takes what is waiting, up to the database's ``max_batch`` operations,
+into one transaction with a savepoint each: an operation that fails undoes itself alone, a commit that fails fails them all. Where a
+transaction may fail for a passing reason (a deadlock, a restart of the server), its operations are run again from their start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import sqlite3
+import random
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, OperationalError
 
-from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
-from leyden.server.clock import StoreClock
-from leyden.server.sqlite import SQLiteFile
+from leyden.errors import InvalidRequest, LeydenError, Unavailable
+from leyden.failpoint import failpoint
+from leyden.server.backlog import Backlog, Job
+from leyden.server.database import Database, Start
 from leyden.server.transaction import Changes, Transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MAX_BATCH = 512  # operations in one commit
-MAX_PENDING = 8192  # operations that may wait; beyond it callers get Busy
 READERS = 4
+PATIENCE = 10.0  # seconds a write is tried again for passing reasons; then its caller is told, and may repeat it
+MAX_PAUSE = 0.5
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Job:
-    operation: Callable[..., Any]
-    args: tuple[Any, ...]
-    future: asyncio.Future[Any]
 
 
 @dataclass
@@ -48,30 +43,46 @@ class _Outcome:
 
 
 class Executor:
-    """Belongs to the event loop that made it. ``on_commit`` is called in that loop with what each commit changed."""
+    """Belongs to the event loop that made it. ``on_commit`` is called in that loop with what each commit changed.
 
-    def __init__(self, file: SQLiteFile, clock: StoreClock, jitter: Callable[[], float], on_commit: Callable[[Changes], None]) -> None:
-        self._file = file
+    ``clock`` stands in for the database's own time, in microseconds.
+    """
+
+    def __init__(
+        self, database: Database, clock: Callable[[], int] | None, jitter: Callable[[], float], on_commit: Callable[[Changes], None]
+    ) -> None:
+        self._database = database
         self._clock = clock
         self._jitter = jitter
         self._on_commit = on_commit
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._backlog = Backlog()
         self._closed = False
         self._reading = threading.local()
         self._readers = ThreadPoolExecutor(READERS, "leyden-store-reader")
-        self._writer = threading.Thread(target=self._write_until_closed, name="leyden-store-writer", daemon=True)
-        self._writer.start()
+        self._connections: list[Connection] = []
+        self._writers = [
+            threading.Thread(target=self._write_until_closed, name=f"leyden-store-writer-{n}", daemon=True)
+            for n in range(1, database.writers + 1)
+        ]
+        for writer in self._writers:
+            writer.start()
 
     async def write(self, operation: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Committed when it returns. A caller that is cancelled stops waiting; the operation goes on."""
         assert not kwargs
+        return await self._put(operation, args, 0)
+
+    async def write_bulk(self, size: int, operation: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for ``size`` bytes of captured data, which never stand before the queue's own operations."""
+        assert not kwargs
+        return await self._put(operation, args, max(1, size))
+
+    async def _put(self, operation: Callable[..., T], args: tuple[Any, ...], size: int) -> T:
         if self._closed:
             raise Unavailable("the store is closed")
-        if self._jobs.qsize() >= MAX_PENDING:
-            raise Busy("the store is behind with its writes", "try again in a second")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(_Job(operation, args, future))
+        self._backlog.put(Job(operation, args, size, future))
         return await future
 
     async def read(self, operation: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -82,87 +93,123 @@ class Executor:
         return await self._loop.run_in_executor(self._readers, self._read, operation, args)
 
     async def close(self) -> None:
-        """Finish what is waiting, then let go of the file. Safe to call twice."""
+        """Finish what is waiting, then let go of the database. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
-        self._jobs.put(None)
-        await self._loop.run_in_executor(None, self._writer.join)
+        self._backlog.close()
+        for writer in self._writers:
+            await self._loop.run_in_executor(None, writer.join)
         await self._loop.run_in_executor(None, self._readers.shutdown)
-        self._file.close()
+        for conn in self._connections:
+            conn.close()
+        self._database.close()
 
     # -- the reader threads --------------------------------------------------------------------------------------------
 
     def _read(self, operation: Callable[..., T], args: tuple[Any, ...]) -> T:
         conn: Connection | None = getattr(self._reading, "conn", None)
         if conn is None:
-            conn = self._reading.conn = self._file.open_reader().connect()
+            conn = self._reading.conn = self._database.open_reader()
+            self._connections.append(conn)
+        return self._until_settled(lambda: self._read_once(conn, operation, args))
+
+    def _read_once(self, conn: Connection, operation: Callable[..., T], args: tuple[Any, ...]) -> T:
         try:
             with conn.begin():
-                return operation(Transaction(conn, self._clock(), self._file.secret), *args)
-        except OverflowError as error:
-            raise _out_of_range(error) from error
+                now = self._database.now(conn) if self._clock is None else self._clock()
+                return operation(Transaction(conn, now, 0, self._database.secret), *args)
+        except Exception as error:
+            self._database.leave(conn)
+            raise _plain(error) from error
 
-    # -- the writer thread ---------------------------------------------------------------------------------------------
+    # -- the writer threads --------------------------------------------------------------------------------------------
 
     def _write_until_closed(self) -> None:
-        with self._file.writer.connect() as conn:
-            while True:
-                batch, more = self._next_batch()
-                if batch:
-                    changes = Changes()
-                    outcomes = self._commit(conn, batch, changes)
-                    self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes)
-                if not more:
-                    return
+        with self._database.open_writer() as conn:
+            while batch := self._backlog.take(self._database.max_batch):
+                outcomes, changes = self._commit(conn, batch)
+                self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes)
 
-    def _next_batch(self) -> tuple[list[_Job], bool]:
-        """Waits for one job, then takes what else is there. Also says whether there is more to come."""
-        batch: list[_Job] = []
-        job = self._jobs.get()
-        while job is not None:
-            batch.append(job)
-            if len(batch) == MAX_BATCH:
-                return batch, True
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return batch, True
-        return batch, False
-
-    def _commit(self, conn: Connection, batch: list[_Job], changes: Changes) -> list[_Outcome]:
+    def _commit(self, conn: Connection, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
         try:
-            with conn.begin():
-                outcomes = [self._run(conn, job, changes) for job in batch]
-            return outcomes
+            return self._until_settled(lambda: self._commit_once(conn, batch))
         except Exception as error:
             # The whole transaction is gone (disk full, I/O error, a failed COMMIT): nothing in it may be acknowledged.
             log.exception("a commit of %d operations failed", len(batch))
-            _leave_transaction(conn)
-            changes.work, changes.finished = False, set()
-            cause = error.orig if isinstance(error, DBAPIError) else error
-            failure = Unavailable(f"the store could not write: {cause}", f"check the disk of {self._file.path}")
-            return [_Outcome(error=failure) for _ in batch]
+            cause = self._database.describe(error)
+            failure = Unavailable(f"the store could not write: {cause}", f"look after the database: {self._database.label}")
+            return [_Outcome(error=failure) for _ in batch], Changes()
 
-    def _run(self, conn: Connection, job: _Job, changes: Changes) -> _Outcome:
-        tx = Transaction(conn, self._clock(), self._file.secret, self._jitter)
-        savepoint = conn.begin_nested()
+    def _commit_once(self, conn: Connection, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
+        changes = Changes()
+        outcomes: list[_Outcome] = []
+        start: Start | None = None
+        try:
+            with conn.begin() as transaction:
+                start = self._start(conn)
+                alone = len(batch) == 1  # then the transaction does what its savepoint would
+                outcomes = [self._run(conn, start, job, changes, alone) for job in batch]
+                if alone and outcomes[0].error is not None:
+                    transaction.rollback()
+                for job in batch:
+                    failpoint(f"{job.name}:before-commit")
+        except Exception as error:
+            self._database.leave(conn)
+            # Nothing but the COMMIT is left when every operation has its outcome: then its answer may be all that was lost.
+            if len(outcomes) < len(batch) or start is None or not self._was_committed(conn, start, error):
+                raise
+        for job in batch:
+            failpoint(f"{job.name}:after-commit")
+        return outcomes, changes
+
+    def _was_committed(self, conn: Connection, start: Start, error: Exception) -> bool:
+        if not self._database.is_passing(error):
+            return False
+        return self._until_settled(lambda: self._database.has_committed(conn, start))
+
+    def _start(self, conn: Connection) -> Start:
+        start = self._database.start(conn)
+        return start if self._clock is None else Start(self._clock(), start.revision)
+
+    def _run(self, conn: Connection, start: Start, job: Job, changes: Changes, alone: bool) -> _Outcome:
+        tx = Transaction(conn, start.now, start.revision, self._database.secret, self._jitter)
+        savepoint = None if alone else conn.begin_nested()
         try:
             result = job.operation(tx, *job.args)
         except Exception as error:
-            savepoint.rollback()  # raises where SQLite has ended the transaction itself, which then fails the batch
-            if isinstance(error, OverflowError):
-                return _Outcome(error=_out_of_range(error))
-            if not isinstance(error, LeydenError):
-                log.exception("operation %s failed", job.operation.__name__)
-            return _Outcome(error=error)
-        savepoint.commit()
+            if self._database.is_passing(error):
+                raise
+            if savepoint is not None:
+                savepoint.rollback()  # raises where the database has ended the transaction itself, which then fails the batch
+            elif isinstance(error, OperationalError):
+                raise  # the disk, the connection, the server
+            plain = _plain(error)
+            if not isinstance(plain, LeydenError):
+                log.exception("operation %s failed", job.name)
+            return _Outcome(error=plain)
+        if savepoint is not None:
+            savepoint.commit()
         changes.add(tx.changes)
         return _Outcome(result)
 
+    def _until_settled(self, attempt: Callable[[], T]) -> T:
+        """``attempt``, again and again while it fails for passing reasons."""
+        deadline = time.monotonic() + PATIENCE
+        pause = 0.005
+        while True:
+            try:
+                return attempt()
+            except Exception as error:
+                if not self._database.is_passing(error) or time.monotonic() > deadline:
+                    raise
+                log.info("once more: %s", self._database.describe(error))
+            time.sleep(pause * random.random())
+            pause = min(pause * 2, MAX_PAUSE)
+
     # -- back in the loop ----------------------------------------------------------------------------------------------
 
-    def _deliver(self, batch: list[_Job], outcomes: list[_Outcome], changes: Changes) -> None:
+    def _deliver(self, batch: list[Job], outcomes: list[_Outcome], changes: Changes) -> None:
         for job, outcome in zip(batch, outcomes, strict=True):
             if job.future.done():  # its caller was cancelled
                 continue
@@ -173,13 +220,10 @@ class Executor:
         self._on_commit(changes)
 
 
-def _leave_transaction(conn: Connection) -> None:
-    """After a failed COMMIT the driver's connection may still be inside the transaction."""
-    driver = conn.connection.dbapi_connection
-    assert isinstance(driver, sqlite3.Connection)
-    if driver.in_transaction:
-        driver.rollback()
-
-
-def _out_of_range(error: OverflowError) -> InvalidRequest:
-    return InvalidRequest(f"a number is beyond 64 bits: {error}")
+def _plain(error: Exception) -> Exception:
+    """A number that the database cannot hold is the caller's mistake, whichever way its driver says so."""
+    if isinstance(error, OverflowError):
+        return InvalidRequest(f"a number is beyond 64 bits: {error}")
+    if isinstance(error, DataError):
+        return InvalidRequest(f"a value is out of range: {error.orig}")
+    return error

@@ -35,6 +35,7 @@ def rollout(row: Row[Any]) -> Rollout:
         id=row.id,
         input=decode(row.input),
         mode=Mode(row.mode),
+        queue=row.queue,
         priority=row.priority,
         state=RolloutState(row.state),
         run_id=row.run_id,
@@ -50,11 +51,15 @@ def rollout(row: Row[Any]) -> Rollout:
         group=row.group_key,
         metadata=decode(row.metadata),
         attempt=row.attempt,
+        failures=row.failures,
+        lost=row.lost,
         released=row.released,
+        available_at=row.available_at,
         failure=failure_kind(row.failure),
         error=row.error,
         created_at=row.created_at,
         finished_at=row.finished_at,
+        revision=row.revision,
     )
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Double,
+    ForeignKey,
     Index,
     Integer,
     LargeBinary,
@@ -23,7 +24,7 @@ from sqlalchemy.engine import Dialect
 
 from leyden.server.codec import clean_text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # a step for each in ``migrations``
 
 
 class SafeText(TypeDecorator[str]):
@@ -35,6 +36,14 @@ class SafeText(TypeDecorator[str]):
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
         return None if value is None else clean_text(value)
 
+
+def _partial(condition: str) -> dict[str, Any]:
+    """The same partial index on every dialect."""
+    return {f"{dialect}_where": literal_column(condition) for dialect in ("sqlite", "postgresql")}
+
+
+# Rows that change often: room for new versions in the same page, and vacuumed early (PostgreSQL).
+_HOT: dict[str, Any] = {"postgresql_with": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.01}}
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only in an INTEGER key
 
@@ -54,6 +63,7 @@ rollouts = Table(
     Column("id", SafeText, nullable=False, unique=True),
     Column("state", SafeText, nullable=False),
     Column("mode", SafeText, nullable=False),
+    Column("queue", SafeText, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("run_id", SafeText),
     Column("iteration", BigInteger),
@@ -67,6 +77,8 @@ rollouts = Table(
     Column("episode_id", SafeText),
     Column("seed", BigInteger),
     Column("attempt", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),  # attempts that failed since it was queued (or queued again on request)
+    Column("lost", Integer, nullable=False),  # attempts whose runner went away, since then
     Column("released", Integer, nullable=False),  # attempts that were handed back unharmed
     Column("lease_token", BigInteger, nullable=False),  # +1 with every transition: the fence, and the compare-and-set
     Column("available_at", BigInteger),  # of a scheduled one
@@ -76,22 +88,40 @@ rollouts = Table(
     Column("finished_at", BigInteger),
     Column("idempotency_key", SafeText, unique=True),  # for ever: a late retry of a client must not queue it again
     Column("request_hash", Text),  # of all but the key and the resources: those may be named anew
+    Column("revision", BigInteger, nullable=False),  # of the transaction that changed it last: see ``Transaction.revision``
+    **_HOT,
 )
 # Only what can be claimed is in the claim's index: scheduled rows left in it make a claim 86 times slower (measured).
-Index("rollouts_ready", rollouts.c.priority, rollouts.c.seq, rollouts.c.resources_id, sqlite_where=literal_column("state = 'queued'"))
-Index("rollouts_due", rollouts.c.available_at, sqlite_where=literal_column("state = 'scheduled'"))
+Index("rollouts_ready", rollouts.c.queue, rollouts.c.priority, rollouts.c.seq, rollouts.c.resources_id, **_partial("state = 'queued'"))
+Index("rollouts_due", rollouts.c.available_at, **_partial("state = 'scheduled'"))
 Index("rollouts_run", rollouts.c.run_id, rollouts.c.seq)
+Index("rollouts_group", rollouts.c.group_key, rollouts.c.seq, **_partial("group_key IS NOT NULL"))
+Index("rollouts_state", rollouts.c.state, rollouts.c.seq)
+Index("rollouts_created", rollouts.c.created_at)
+Index("rollouts_finished", rollouts.c.finished_at, **_partial("finished_at IS NOT NULL"))
+Index("rollouts_revision", rollouts.c.revision)
 
-leases = Table(  # hot and narrow: one row a running attempt, deleted at its end; no index, so that a beat touches nothing else
+queues = Table(  # only those that were paused or limited once: any other name is a queue without a row
+    "queues",
+    metadata,
+    Column("name", SafeText, primary_key=True),
+    Column("paused", Boolean, nullable=False),
+    Column("max_running", Integer),  # None: no limit
+    Column("changed_at", BigInteger, nullable=False),
+)
+
+leases = Table(  # hot and narrow: one row a running attempt, deleted at its end; no index on what a beat changes
     "leases",
     metadata,
     Column("rollout_id", SafeText, primary_key=True),
     Column("attempt", Integer, nullable=False),
     Column("token", BigInteger, nullable=False),
     Column("worker_id", SafeText, nullable=False),
+    Column("queue", SafeText, nullable=False, index=True),
     Column("duration", BigInteger, nullable=False),  # microseconds a beat extends it by
     Column("expires_at", BigInteger, nullable=False),
     Column("deadline_at", BigInteger, nullable=False),
+    **_HOT,
 )
 
 attempts = Table(
@@ -117,16 +147,19 @@ counters = Table(
     Column("run_id", SafeText, primary_key=True),  # "" for none
     Column("iteration", BigInteger, primary_key=True),  # -1 for none
     Column("mode", SafeText, primary_key=True),
+    Column("queue", SafeText, primary_key=True),
     Column("state", SafeText, primary_key=True),
+    Column("failure", SafeText, primary_key=True),  # of a final one; "" for none
     Column("n", BigInteger, nullable=False),
+    **_HOT,
 )
 
 spans = Table(
     "spans",
     metadata,
     Column("seq", BigKey, primary_key=True),
-    Column("rollout_id", SafeText, nullable=False),
-    Column("attempt", Integer, nullable=False),
+    Column("rollout_id", SafeText),  # None: of no attempt
+    Column("attempt", Integer),
     Column("trace_id", Text, nullable=False),
     Column("span_id", Text, nullable=False),
     Column("parent_id", Text),
@@ -135,12 +168,56 @@ spans = Table(
     Column("start_ns", BigInteger, nullable=False),
     Column("end_ns", BigInteger, nullable=False),
     Column("status", SafeText, nullable=False),
-    Column("attributes", LargeBinary, nullable=False),
+    Column("status_message", SafeText),
+    Column("attributes", LargeBinary, nullable=False),  # as sent; large values are packed (``packing``)
     Column("events", LargeBinary, nullable=False),
+    Column("links", LargeBinary),
+    Column("resource", LargeBinary),  # attributes of the process that sent it
+    Column("scope", SafeText),  # the instrumentation library
     Column("late", Boolean, nullable=False),
     Column("received_at", BigInteger, nullable=False),
+    # What the normaliser read out of the attributes.
+    Column("normalizer", Integer),  # its version; None: before there was one
+    Column("operation", SafeText),
+    Column("model", SafeText),
+    Column("provider", SafeText),
+    Column("input_tokens", BigInteger),
+    Column("output_tokens", BigInteger),
+    Column("cached_tokens", BigInteger),
+    Column("reasoning_tokens", BigInteger),
+    Column("finish_reason", SafeText),
+    Column("tool_name", SafeText),
+    Column("agent_name", SafeText),
+    Column("conversation_id", SafeText),
+    Column("error_type", SafeText),
     UniqueConstraint("trace_id", "span_id"),
     Index("spans_attempt", "rollout_id", "attempt", "start_ns"),
+)
+Index("spans_roots", spans.c.seq, **_partial("parent_id IS NULL"))  # a trace is listed by its root
+Index("spans_operation", spans.c.operation, spans.c.seq, **_partial("operation IS NOT NULL"))
+
+blobs = Table(  # pieces of large values, each stored once
+    "blobs",
+    metadata,
+    Column("sha256", LargeBinary, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
+blob_uses = Table(  # a blob without a use is garbage; the foreign key makes a prune and an ingest that race retry
+    "blob_uses",
+    metadata,
+    Column("sha256", LargeBinary, ForeignKey("blobs.sha256"), primary_key=True),
+    Column("owner", SafeText, primary_key=True, index=True),  # a rollout id, or the trace id of spans of none
+)
+
+rejections = Table(  # what was sent and not stored, by reason
+    "rejections",
+    metadata,
+    Column("source", SafeText, primary_key=True),
+    Column("reason", SafeText, primary_key=True),
+    Column("n", BigInteger, nullable=False),
+    Column("example", SafeText, nullable=False),
+    Column("last_at", BigInteger, nullable=False),
 )
 
 generations = Table(
@@ -157,7 +234,7 @@ generations = Table(
     Column("checkpoint", SafeText),
     Column("status", SafeText, nullable=False),
     Column("error", SafeText),
-    Column("prompt_token_ids", LargeBinary),  # int32
+    Column("prompt_token_ids", LargeBinary),  # int32; packed (``packing``), as request and response are
     Column("response_token_ids", LargeBinary),  # int32
     Column("logprobs", LargeBinary),  # float32
     Column("sampling", LargeBinary, nullable=False),

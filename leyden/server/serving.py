@@ -73,7 +73,7 @@ async def _serving(store: SQLStore, sock: socket.socket) -> AsyncIterator[Listen
     server = _Server(config)
     serving = asyncio.create_task(server.serve([sock]))
     try:
-        yield Listening(_url(sock), sock.getsockname()[1], os.getpid(), nonce, str(store.path.absolute()))
+        yield Listening(_url(sock), sock.getsockname()[1], os.getpid(), nonce, store.label)
     finally:
         await store.stop_waiting()
         server.should_exit = True
@@ -81,7 +81,11 @@ async def _serving(store: SQLStore, sock: socket.socket) -> AsyncIterator[Listen
 
 
 async def serve(
-    host: str, port: int, database: Path | None, ready: Callable[[Listening], None] = lambda where: None, ready_file: Path | None = None
+    host: str,
+    port: int,
+    database: str | Path | None,
+    ready: Callable[[Listening], None] = lambda where: None,
+    ready_file: Path | None = None,
 ) -> signal.Signals:
     """Open ``database`` (None: a temporary file), serve it until SIGINT or SIGTERM, and return which of the two it was.
 

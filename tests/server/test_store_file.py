@@ -79,11 +79,11 @@ def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
 
 def test_a_closed_store_reads_back_in_the_next_one(tmp_path: Path) -> None:
     async def check() -> None:
-        async with open_kit("sql", tmp_path / "a.db") as kit:
+        async with open_kit("sqlite", tmp_path / "a.db") as kit:
             made = await kit.store.enqueue([task(i) for i in range(3)])
             keys = [lease.key for lease in await kit.store.claim("w", 1)]
-        assert not Path(f"{kit.sql.path}-wal").exists(), "the log is folded in"  # noqa: ASYNC240
-        async with open_kit("sql", tmp_path / "a.db") as kit:
+        assert not Path(f"{kit.sql.label}-wal").exists(), "the log is folded in"  # noqa: ASYNC240
+        async with open_kit("sqlite", tmp_path / "a.db") as kit:
             assert [rollout.id for rollout in await kit.store.list_rollouts()] == [rollout.id for rollout in made]
             assert (await kit.store.resolve_key(keys[0])).ref.attempt == 1
         assert keys[0].encode() not in (tmp_path / "a.db").read_bytes(), "keys are stored hashed"
@@ -95,8 +95,8 @@ def test_an_ephemeral_store_leaves_nothing() -> None:
     async def check() -> Path:
         async with await SQLStore.open() as store:
             await store.enqueue([task()])
-            assert store.path.exists()
-            return store.path
+            assert Path(store.label).exists()
+            return Path(store.label)
 
     assert not asyncio.run(check()).parent.exists()
 

@@ -37,7 +37,7 @@ class QueueMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.stack = AsyncExitStack()
-        self.kit = self.wait(self.stack.enter_async_context(open_kit("sql")))
+        self.kit = self.wait(self.stack.enter_async_context(open_kit("sqlite")))
         self.models: dict[str, Model] = {}
         self.tokens: dict[str, int] = {}
         self.ended: dict[LeaseRef, str] = {}

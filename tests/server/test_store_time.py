@@ -8,13 +8,13 @@ from pathlib import Path
 
 from storekit import SECOND, Kit, open_kit, run, task
 
-from leyden.server.clock import StoreClock
+from leyden.server.clock import MonotoneClock
 from leyden.types import FailureKind, RolloutConfig, RolloutState, Verdict
 
 
 def test_the_clock_never_goes_back() -> None:
     times = iter([5, 3, 9, 1])
-    clock = StoreClock(lambda: next(times))
+    clock = MonotoneClock(lambda: next(times))
     assert [clock() for _ in range(4)] == [5, 5, 9, 9]
 
 
@@ -35,12 +35,12 @@ def test_a_stall_of_the_store_expires_no_lease_that_could_not_beat() -> None:
 
 def test_after_a_restart_holders_get_their_full_time(tmp_path: Path) -> None:
     async def check() -> None:
-        async with open_kit("sql", tmp_path / "a.db") as kit:
+        async with open_kit("sqlite", tmp_path / "a.db") as kit:
             await kit.store.enqueue([task()])
             (lease,) = await kit.store.claim("w", lease_seconds=10)
             clock = kit.clock
         clock.advance(500)
-        async with open_kit("sql", tmp_path / "a.db", clock=clock) as kit:
+        async with open_kit("sqlite", tmp_path / "a.db", clock=clock) as kit:
             await kit.pass_time(9)
             assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.HELD]
 

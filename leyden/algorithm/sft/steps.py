@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leyden.algorithm.sft.driver import Driver
-from leyden.algorithm.sft.failpoint import failpoint
+from leyden.failpoint import failpoint
 from leyden.algorithm.sft.report import Board, StepView
 from leyden.algorithm.sft.rundir import RunDir
 from leyden.errors import UsageError

@@ -12,7 +12,7 @@ from leyden.errors import LeaseLost, NotFound
 from leyden.server.clock import microseconds
 from leyden.server.codec import clean_text, redact_text
 from leyden.server.operations import capture
-from leyden.server.operations.fence import attempt_of, is_held
+from leyden.server.operations.fence import attempt_of, lock_held
 from leyden.server.operations.transitions import Move, move, rollouts_by_id, rows_by_id
 from leyden.server.records import failure_kind
 from leyden.server.schema import attempts, leases, rollouts
@@ -53,9 +53,10 @@ _DROP_LEASE = delete(leases).where(leases.c.rollout_id == bindparam("b_id"))
 
 
 def complete(tx: Transaction, ref: LeaseRef, rewards: Sequence[Reward]) -> Rollout:
-    if is_held(tx, ref):
+    row = lock_held(tx, ref)
+    if row is not None:
         capture.insert_rewards(tx, ref, rewards)
-        return _end_one(tx, ref, SUCCEEDED)
+        return _end_one(tx, row, SUCCEEDED)
     _check_repeated(tx, ref, SUCCEEDED)
     capture.check_rewards_stored(tx, ref, rewards)
     return rollouts_by_id(tx, [ref.rollout_id])[0]
@@ -70,7 +71,7 @@ def release(tx: Transaction, ref: LeaseRef, delay: float) -> Rollout:
 
 
 def cancel(tx: Transaction, rollout_ids: Sequence[str], run_id: str | None) -> int:
-    rows = rows_by_id(tx, rollout_ids)
+    rows = rows_by_id(tx, rollout_ids, lock=True)
     missing = next((rollout_id for rollout_id in rollout_ids if rollout_id not in rows), None)
     if missing is not None:
         raise NotFound(f"rollout {missing} does not exist")
@@ -127,15 +128,16 @@ def _queue_again(tx: Transaction, row: Row[Any], delay: int, released: bool = Fa
 
 
 def _end_held(tx: Transaction, ref: LeaseRef, ending: Ending) -> Rollout:
-    if is_held(tx, ref):
-        return _end_one(tx, ref, ending)
+    row = lock_held(tx, ref)
+    if row is not None:
+        return _end_one(tx, row, ending)
     _check_repeated(tx, ref, ending)
     return rollouts_by_id(tx, [ref.rollout_id])[0]
 
 
-def _end_one(tx: Transaction, ref: LeaseRef, ending: Ending) -> Rollout:
-    end(tx, [(rows_by_id(tx, [ref.rollout_id])[ref.rollout_id], ending)])
-    return rollouts_by_id(tx, [ref.rollout_id])[0]
+def _end_one(tx: Transaction, row: Row[Any], ending: Ending) -> Rollout:
+    end(tx, [(row, ending)])
+    return rollouts_by_id(tx, [row.id])[0]
 
 
 def _check_repeated(tx: Transaction, ref: LeaseRef, ending: Ending) -> None:

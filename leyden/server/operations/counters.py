@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, bindparam, func, insert, select, update
+from sqlalchemy import Row, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from leyden.server.schema import counters
 from leyden.server.transaction import Transaction
 from leyden.types import Counts, Mode, RolloutState
 
 
+_KEY = [column.name for column in counters.primary_key]
+
+
+def _upsert(insert: Any) -> Any:
+    new = insert(counters)
+    return new.on_conflict_do_update(index_elements=_KEY, set_={"n": counters.c.n + new.excluded.n})
+
+
+_ADD = {"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)}
+NONE = ""  # as failure: of a rollout that is not final, or succeeded
+
+
 class Bucket(NamedTuple):
     run_id: str
     iteration: int
     mode: str
+    queue: str
 
     @classmethod
     def of(cls, row: Row[Any]) -> Bucket:
-        return cls.named(row.run_id, row.iteration, row.mode)
+        return cls.named(row.run_id, row.iteration, row.mode, row.queue)
 
     @classmethod
-    def named(cls, run_id: str | None, iteration: int | None, mode: str) -> Bucket:
-        return cls(run_id or "", -1 if iteration is None else iteration, mode)
+    def named(cls, run_id: str | None, iteration: int | None, mode: str, queue: str) -> Bucket:
+        return cls(run_id or "", -1 if iteration is None else iteration, mode, queue)
 
 
-_EXISTS = select(counters.c.n).where(
-    counters.c.run_id == bindparam("run_id"),
-    counters.c.iteration == bindparam("iteration"),
-    counters.c.mode == bindparam("mode"),
-    counters.c.state == RolloutState.QUEUED.value,
-)
-_ADD = (
-    update(counters)
-    .where(
-        counters.c.run_id == bindparam("b_run_id"),
-        counters.c.iteration == bindparam("b_iteration"),
-        counters.c.mode == bindparam("b_mode"),
-        counters.c.state == bindparam("b_state"),
-    )
-    .values(n=counters.c.n + bindparam("delta"))
-)
-
-
-def open_buckets(tx: Transaction, buckets: Iterable[Bucket]) -> None:
-    """Make the rows of ``buckets``, so that every later change is a plain update."""
-    for bucket in buckets:
-        if tx.conn.execute(_EXISTS, bucket._asdict()).first() is None:
-            tx.conn.execute(insert(counters), [{**bucket._asdict(), "state": state.value, "n": 0} for state in RolloutState])
-
-
-def shift(tx: Transaction, deltas: Counter[tuple[Bucket, RolloutState]]) -> None:
+def shift(tx: Transaction, deltas: Counter[tuple[Bucket, RolloutState, str]]) -> None:
+    """Add to the counts of (bucket, state, failure). Always the last rows a transaction locks, and in order, so that no two wait for each
+    other."""
     changes = [
-        {"b_run_id": bucket.run_id, "b_iteration": bucket.iteration, "b_mode": bucket.mode, "b_state": state.value, "delta": delta}
-        for (bucket, state), delta in sorted(deltas.items())
+        {**bucket._asdict(), "state": state.value, "failure": failure, "n": delta}
+        for (bucket, state, failure), delta in sorted(deltas.items())
         if delta
     ]
     if changes:
-        tx.conn.execute(_ADD, changes)
+        tx.conn.execute(_ADD[tx.dialect], changes)
 
 
 def count(tx: Transaction, run_id: str, iteration: int | None, mode: Mode | None) -> Counts:

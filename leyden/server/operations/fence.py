@@ -19,11 +19,19 @@ from leyden.types import LeaseRef
 _LEASE = select(leases.c.token).where(
     leases.c.rollout_id == bindparam("rollout_id"), leases.c.attempt == bindparam("attempt"), leases.c.token == bindparam("token")
 )
+_KEPT_LEASE = _LEASE.with_for_update(read=True, key_share=True)
 _ATTEMPT = select(attempts).where(attempts.c.rollout_id == bindparam("rollout_id"), attempts.c.number == bindparam("attempt"))
 
 
 def is_held(tx: Transaction, ref: LeaseRef) -> bool:
-    return tx.conn.execute(_LEASE, ref.model_dump()).first() is not None
+    """And stays so until the end of this transaction: the lease's row is kept from being deleted, while beats may change it."""
+    return tx.conn.execute(_KEPT_LEASE, ref.model_dump()).first() is not None
+
+
+def lock_held(tx: Transaction, ref: LeaseRef) -> Row[Any] | None:
+    """The rollout's row, if ``ref`` holds it, for an operation that will change it: nobody else does until the end of this transaction."""
+    row = rows_by_id(tx, [ref.rollout_id], lock=True).get(ref.rollout_id)
+    return row if row is not None and tx.conn.execute(_LEASE, ref.model_dump()).first() is not None else None
 
 
 def attempt_of(tx: Transaction, ref: LeaseRef) -> Row[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, bindparam, case, insert, literal_column, or_, select, update
+from sqlalchemy import Row, bindparam, func, insert, literal_column, or_, select, update
 
 from leyden.errors import LeaseLost, NotFound
 from leyden.server import records
@@ -15,7 +15,7 @@ from leyden.server.operations.attempts import Ending, end
 from leyden.server.operations.fence import attempt_key, key_hash
 from leyden.server.operations.resources import alive_ids, latest_row
 from leyden.server.operations.transitions import Move, move, rows_by_id
-from leyden.server.schema import attempts, leases, resources, rollouts, workers
+from leyden.server.schema import attempts, leases, meta, resources, rollouts, runs, workers
 from leyden.server.transaction import Transaction
 from leyden.types import AttemptBinding, AttemptState, FailureKind, Lease, LeaseRef, Mode, Resources, RolloutConfig, RolloutState, Verdict
 
@@ -120,6 +120,7 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, Row[Any], str | N
                 "attempt": ref.attempt,
                 "token": ref.token,
                 "worker_id": request.worker_id,
+                "queue": row.queue,
                 "duration": duration,
                 "expires_at": tx.now + duration,
                 "deadline_at": deadline,
@@ -216,28 +217,32 @@ def heartbeat(tx: Transaction, worker_id: str, refs: Sequence[LeaseRef], lease_s
 
 # -- sweep -------------------------------------------------------------------------------------------------------------
 
-_OVERDUE = (
-    select(leases)
-    .where(or_(leases.c.expires_at <= bindparam("now"), leases.c.deadline_at <= bindparam("now")))
-    .order_by(leases.c.rollout_id)
-    .limit(SWEEP_LIMIT)
-)
+_IS_OVERDUE = or_(leases.c.expires_at <= bindparam("now"), leases.c.deadline_at <= bindparam("now"))
+_OVERDUE = select(leases.c.rollout_id).where(_IS_OVERDUE).limit(SWEEP_LIMIT)
+_STILL_OVERDUE = select(leases).where(_IS_OVERDUE, leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
 _DUE = (
     select(rollouts)
     .where(literal_column("state = 'scheduled'"), rollouts.c.available_at <= bindparam("now"))
     .order_by(rollouts.c.available_at)
     .limit(SWEEP_LIMIT)
+    .with_for_update(skip_locked=True)
 )
 
 
-def sweep(tx: Transaction) -> bool:
-    """End what nobody keeps and what ran past its deadline, queue the retries whose time has come. True if there may be more to do."""
-    overdue = list(tx.conn.execute(_OVERDUE, {"now": tx.now}))
-    rows = rows_by_id(tx, [lease.rollout_id for lease in overdue])
+def sweep(tx: Transaction, last: int | None, stall: int) -> bool:
+    """End what nobody keeps and what ran past its deadline, queue what is due. True if there may be more to do.
+
+    ``last``: when the last sweep was. If that is more than ``stall`` microseconds away, either way, no lease is judged by that time.
+    """
+    if last is not None and abs(tx.now - last) > stall:
+        forgive(tx, tx.now - last)
+    found = tx.conn.execute(_OVERDUE, {"now": tx.now}).scalars().all()
+    rows = rows_by_id(tx, sorted(found), lock=True)
+    overdue = list(tx.conn.execute(_STILL_OVERDUE, {"now": tx.now, "ids": list(rows)}))  # a beat may have come before the lock
     end(tx, [(rows[lease.rollout_id], _ending(lease)) for lease in overdue])
     due = list(tx.conn.execute(_DUE, {"now": tx.now}))
     move(tx, [Move(row, RolloutState.QUEUED) for row in due])
-    return len(overdue) == SWEEP_LIMIT or len(due) == SWEEP_LIMIT
+    return len(found) == SWEEP_LIMIT or len(due) == SWEEP_LIMIT
 
 
 def _ending(lease: Row[Any]) -> Ending:
@@ -246,7 +251,28 @@ def _ending(lease: Row[Any]) -> Ending:
     return Ending.failed(FailureKind.TIMEOUT, "the attempt ran past its attempt_timeout")
 
 
-def forgive(tx: Transaction) -> None:
-    """Give every lease its full time again: while the store itself was away or stalled, no beat could reach it."""
-    fresh = leases.c.duration + tx.now
-    tx.conn.execute(update(leases).values(expires_at=case((leases.c.expires_at < fresh, fresh), else_=leases.c.expires_at)))
+def forgive(tx: Transaction, gap: int) -> None:
+    """Nobody lived through the last ``gap`` microseconds, or the clock was set back by as much (negative): every lease gets its full time
+    again, and no attempt has run meanwhile. A clock that was set back takes with it whatever waits for a time."""
+    tx.conn.execute(update(leases).values(expires_at=leases.c.duration + tx.now, deadline_at=leases.c.deadline_at + gap))
+    if gap < 0:
+        tx.conn.execute(_SCHEDULED.values(available_at=rollouts.c.available_at + gap))
+        for table in (resources, runs):
+            tx.conn.execute(update(table).where(table.c.alive_until.is_not(None)).values(alive_until=table.c.alive_until + gap))
+
+
+_SCHEDULED = update(rollouts).where(literal_column("state = 'scheduled'"))
+_SWEPT_AT = meta.c.key == "swept_at"
+
+
+def exchange_swept_at(tx: Transaction) -> int | None:
+    """Note a sweep of any of the stores on this database; returns when the last one was."""
+    before: bytes | None = tx.conn.execute(select(meta.c.value).where(_SWEPT_AT).with_for_update()).scalar()
+    now = str(tx.now).encode()
+    tx.conn.execute(insert(meta).values(key="swept_at", value=now) if before is None else update(meta).where(_SWEPT_AT).values(value=now))
+    return None if before is None else int(before)
+
+
+def last_sign_of_life(tx: Transaction) -> int | None:
+    """When somebody claimed or beat last, as far as the leases that are left can tell."""
+    return tx.conn.execute(select(func.max(leases.c.expires_at - leases.c.duration))).scalar()

@@ -13,7 +13,7 @@ from leyden.errors import Conflict, InvalidRequest, NotFound
 from leyden.server import records
 from leyden.server.codec import digest, encode
 from leyden.server.operations import counters
-from leyden.server.operations.counters import Bucket
+from leyden.server.operations.counters import NONE, Bucket
 from leyden.server.operations.resources import alive_ids
 from leyden.server.operations.transitions import CHUNK, rollouts_by_id, rows_by_id
 from leyden.server.schema import attempts, resources, rollouts
@@ -58,8 +58,9 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
         ids.append(rollout_id)
     if rows:
         tx.conn.execute(insert(rollouts), rows)
-        added = Counter((Bucket.named(row["run_id"], row["iteration"], row["mode"]), RolloutState.QUEUED) for row in rows)
-        counters.open_buckets(tx, {bucket for bucket, _ in added})
+        added = Counter(
+            (Bucket.named(row["run_id"], row["iteration"], row["mode"], row["queue"]), RolloutState.QUEUED, NONE) for row in rows
+        )
         counters.shift(tx, added)
         tx.changes.work = True
     _move_to(tx, named)
@@ -83,6 +84,7 @@ def _row(tx: Transaction, item: NewRollout, rollout_id: str, request_hash: str) 
         "id": rollout_id,
         "state": RolloutState.QUEUED.value,
         "mode": item.mode.value,
+        "queue": item.queue,
         "priority": item.priority,
         "run_id": item.run_id,
         "iteration": item.iteration,
@@ -96,7 +98,10 @@ def _row(tx: Transaction, item: NewRollout, rollout_id: str, request_hash: str) 
         "episode_id": item.episode.episode_id,
         "seed": item.episode.seed,
         "attempt": 0,
+        "failures": 0,
+        "lost": 0,
         "released": 0,
+        "revision": tx.revision,
         "lease_token": 0,
         "created_at": tx.now,
         "idempotency_key": item.idempotency_key,

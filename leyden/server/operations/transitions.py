@@ -12,7 +12,7 @@ from sqlalchemy import Row, bindparam, select, update
 from leyden.errors import Conflict
 from leyden.server import records
 from leyden.server.operations import counters
-from leyden.server.operations.counters import Bucket
+from leyden.server.operations.counters import NONE, Bucket
 from leyden.server.schema import rollouts
 from leyden.server.transaction import Transaction
 from leyden.types import FailureKind, Rollout, RolloutState
@@ -55,23 +55,26 @@ _SET = (
         failure=bindparam("b_failure"),
         error=bindparam("b_error"),
         finished_at=bindparam("b_finished_at"),
+        revision=bindparam("b_revision"),
     )
 )
 _BY_ID = select(rollouts).where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
+_LOCKED_BY_ID = _BY_ID.order_by(rollouts.c.id).with_for_update()  # of nothing to SQLite, where one transaction writes at a time
 
 
 def move(tx: Transaction, moves: Sequence[Move]) -> None:
     """Make all ``moves``, count them, and note whom to wake. Raises ``Conflict`` for a move the table does not allow."""
     if not moves:
         return
-    deltas: Counter[tuple[Bucket, RolloutState]] = Counter()
+    deltas: Counter[tuple[Bucket, RolloutState, str]] = Counter()
     values = []
     for step in moves:
         row, before = step.row, RolloutState(step.row.state)
         if step.to not in ALLOWED[before]:
             raise Conflict(f"rollout {row.id} is {before}: it cannot become {step.to}")
-        deltas[Bucket.of(row), before] -= 1
-        deltas[Bucket.of(row), step.to] += 1
+        failure = step.failure.value if step.failure and step.to.final else None
+        deltas[Bucket.of(row), before, row.failure or NONE] -= 1
+        deltas[Bucket.of(row), step.to, failure or NONE] += 1
         values.append(
             {
                 "b_id": row.id,
@@ -80,9 +83,10 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
                 "b_claimed": int(step.claimed),
                 "b_released": int(step.released),
                 "b_available_at": step.available_at,
-                "b_failure": step.failure and step.failure.value,
+                "b_failure": failure,
                 "b_error": step.error,
                 "b_finished_at": tx.now if step.to.final else None,
+                "b_revision": tx.revision,
             }
         )
         if step.to.final:
@@ -93,11 +97,15 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
     counters.shift(tx, deltas)
 
 
-def rows_by_id(tx: Transaction, ids: Sequence[str]) -> dict[str, Row[Any]]:
-    """The rows that exist among ``ids``."""
+def rows_by_id(tx: Transaction, ids: Sequence[str], lock: bool = False) -> dict[str, Row[Any]]:
+    """The rows that exist among ``ids``. ``lock`` them before what is read of them decides over a change: rollouts are locked first and in
+    order of their ids, then leases, then counters, so that transactions wait for each other but never in a circle."""
     found: dict[str, Row[Any]] = {}
+    query = _LOCKED_BY_ID if lock else _BY_ID
+    if lock:
+        ids = sorted(ids)
     for start in range(0, len(ids), CHUNK):
-        found.update((row.id, row) for row in tx.conn.execute(_BY_ID, {"ids": ids[start : start + CHUNK]}))
+        found.update((row.id, row) for row in tx.conn.execute(query, {"ids": ids[start : start + CHUNK]}))
     return found
 
 

@@ -25,8 +25,10 @@ def register(tx: Transaction, worker_id: str, name: str, capacity: int, pid: int
 
 def stop(tx: Transaction, worker_id: str) -> Worker:
     """It has ended. What it still holds goes back to the queue: nobody will finish it, and it was nobody's failure."""
-    held = list(tx.conn.execute(select(leases.c.rollout_id).where(leases.c.worker_id == worker_id)).scalars())
-    end(tx, [(row, Ending(AttemptState.RELEASED)) for row in rows_by_id(tx, held).values()])
+    of_worker = select(leases.c.rollout_id).where(leases.c.worker_id == worker_id)
+    rows = rows_by_id(tx, tx.conn.execute(of_worker).scalars().all(), lock=True)
+    held = tx.conn.execute(of_worker.where(leases.c.rollout_id.in_(list(rows)))).scalars()  # as they are under the lock
+    end(tx, [(rows[rollout_id], Ending(AttemptState.RELEASED)) for rollout_id in held])
     tx.conn.execute(update(workers).where(workers.c.id == worker_id, workers.c.stopped_at.is_(None)).values(stopped_at=tx.now))
     return get(tx, worker_id)
 

@@ -1,0 +1,85 @@
+"""The writes that wait: two lanes, both bounded, the urgent one first."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from leyden.errors import Busy
+
+MAX_URGENT = 8192  # operations that may wait
+MAX_BULK_BYTES = 64 << 20  # of captured data that may wait
+MAX_COMMIT_BYTES = 8 << 20  # of it in one commit, so that a beat never waits long behind it
+
+
+@dataclass(frozen=True)
+class Job:
+    """One operation with its arguments. ``size``: bytes of captured data it writes; 0 for the queue's own operations."""
+
+    operation: Callable[..., Any]
+    args: tuple[Any, ...]
+    size: int
+    future: asyncio.Future[Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation.__module__.rpartition('.')[2]}.{self.operation.__name__}"
+
+
+class Backlog:
+    """Filled by the event loop, emptied by writer threads."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[Job] = deque()
+        self._bulk: deque[Job] = deque()
+        self._bulk_bytes = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, job: Job) -> None:
+        """Raises ``Busy`` when the job's lane is full."""
+        with self._changed:
+            if job.size == 0 and len(self._urgent) >= MAX_URGENT:
+                raise _behind("writes")
+            if job.size and self._bulk_bytes + job.size > MAX_BULK_BYTES and self._bulk:
+                raise _behind("captured data")
+            if job.size:
+                self._bulk.append(job)
+                self._bulk_bytes += job.size
+            else:
+                self._urgent.append(job)
+            self._changed.notify()
+
+    def take(self, limit: int) -> list[Job]:
+        """Waits for work, then takes up to ``limit`` operations: urgent ones first, but always one of the others. Empty once closed."""
+        with self._changed:
+            while not self._urgent and not self._bulk:
+                if self._closed:
+                    return []
+                self._changed.wait()
+            batch = []
+            reserved = 1 if self._bulk and limit > 1 else 0
+            while self._urgent and len(batch) < limit - reserved:
+                batch.append(self._urgent.popleft())
+            size = 0
+            while self._bulk and len(batch) < limit and (size == 0 or size + self._bulk[0].size <= MAX_COMMIT_BYTES):
+                job = self._bulk.popleft()
+                batch.append(job)
+                size += job.size
+            self._bulk_bytes -= size
+            return batch
+
+    def close(self) -> None:
+        """What waits is still taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def _behind(what: str) -> Busy:
+    return Busy(f"the store is behind with its {what}", "try again after the time it names", retry_after=random.randint(1, 3))

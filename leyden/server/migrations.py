@@ -1,0 +1,67 @@
+"""From the schema of an older Leyden to this one's, forward only. Each step belongs to the caller's transaction: it happens or it does not."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from sqlalchemy import Connection, insert, select, text
+
+from leyden.errors import UsageError
+from leyden.server import schema
+
+
+def bring_up(conn: Connection, version: int, label: str) -> bytes:
+    """Make the tables (``version`` 0), or take the steps that are missing; returns the database's secret. The caller keeps the version.
+
+    Raises ``UsageError`` for the schema of a newer Leyden.
+    """
+    if version > schema.SCHEMA_VERSION:
+        raise UsageError(
+            f"{label} was written by a newer Leyden (schema {version}; this one knows {schema.SCHEMA_VERSION})", "pip install -U leyden"
+        )
+    if version == 0:
+        schema.metadata.create_all(conn)
+        conn.execute(insert(schema.meta).values(key="secret", value=secrets.token_bytes(32)))
+    for step in range(version, schema.SCHEMA_VERSION) if version else ():
+        STEPS[step](conn)
+    return conn.execute(select(schema.meta.c.value).where(schema.meta.c.key == "secret")).scalar_one()
+
+
+def _queues_and_normalized_spans(conn: Connection) -> None:
+    """1 to 2. Only SQLite had a version 1."""
+    for statement in (
+        "ALTER TABLE rollouts ADD COLUMN queue TEXT NOT NULL DEFAULT 'default'",
+        "ALTER TABLE rollouts ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE rollouts ADD COLUMN lost INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE rollouts ADD COLUMN revision BIGINT NOT NULL DEFAULT 0",
+        # Every attempt that was not released counted as a failure once it had ended.
+        "UPDATE rollouts SET failures = (SELECT count(*) FROM attempts a WHERE a.rollout_id = rollouts.id AND a.state IN ('failed', 'timed_out'))",
+        "UPDATE rollouts SET lost = (SELECT count(*) FROM attempts a WHERE a.rollout_id = rollouts.id AND a.state = 'lost')",
+        "ALTER TABLE leases ADD COLUMN queue TEXT NOT NULL DEFAULT 'default'",
+        "DROP INDEX rollouts_ready",
+        "ALTER TABLE counters RENAME TO old_counters",
+        "ALTER TABLE spans RENAME TO old_spans",
+        "DROP INDEX spans_attempt",
+    ):
+        conn.execute(text(statement))
+    schema.metadata.create_all(conn)
+    for table in (schema.rollouts, schema.leases):
+        for index in table.indexes:
+            index.create(conn, checkfirst=True)
+    for statement in (
+        """INSERT INTO counters (run_id, iteration, mode, queue, state, failure, n)
+           SELECT coalesce(run_id, ''), coalesce(iteration, -1), mode, queue, state,
+                  CASE WHEN state IN ('succeeded', 'failed', 'cancelled') THEN coalesce(failure, '') ELSE '' END, count(*)
+           FROM rollouts GROUP BY 1, 2, 3, 4, 5, 6""",
+        """INSERT INTO spans (seq, rollout_id, attempt, trace_id, span_id, parent_id, name, kind, start_ns, end_ns, status, attributes,
+                              events, late, received_at)
+           SELECT seq, rollout_id, attempt, trace_id, span_id, parent_id, name, kind, start_ns, end_ns, status, attributes, events, late,
+                  received_at FROM old_spans""",
+        "DROP TABLE old_counters",
+        "DROP TABLE old_spans",
+    ):
+        conn.execute(text(statement))
+
+
+STEPS: dict[int, Callable[[Connection], None]] = {1: _queues_and_normalized_spans}

@@ -1,0 +1,166 @@
+"""One PostgreSQL database, shared by any number of stores.
+
+Writers run at READ COMMITTED, one operation a transaction, and lock what they change (``operations.transitions.rows_by_id``); PostgreSQL
+itself lets commits that come together share a flush. The time is the database's own, so that no store's clock can steal a lease.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import psycopg
+from sqlalchemy import URL, Connection, Engine, create_engine, func, inspect, insert, make_url, select, text, update
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool
+
+from leyden.errors import Unavailable, UsageError
+from leyden.server import migrations, schema
+from leyden.server.database import Start
+
+CONNECT_SECONDS = 10
+# A store that hangs must not hold others up for long: it loses its locks with its connection.
+SETTINGS = {
+    "statement_timeout": "60s",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "10s",
+    "client_min_messages": "warning",
+}
+OLDEST = 14  # major version; tested with 18
+
+# Another transaction may do better: deadlock, serialization, a lock not had in time, a value somebody else inserted or deleted at this
+# very moment, and a server that ends, starts or follows (class 57P and read-only after a failover).
+_PASSING = {"40001", "40P01", "55P03", "23505", "23503", "57P01", "57P02", "57P03", "57P05", "25006", "53300"}
+
+_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_START = text(f"SELECT {_NOW}, pg_current_xact_id()::text::bigint")
+_TIME = text(f"SELECT {_NOW}")
+_OUTCOME = text("SELECT pg_xact_status(CAST(:xid AS text)::xid8)")
+_REVISION_BASE = schema.meta.c.key == "revision_base"
+_VERSION = schema.meta.c.key == "schema_version"
+
+
+class PostgresDatabase:
+    """Raises ``Unavailable`` when the server does not answer, ``UsageError`` for a database that is not a store's or a newer Leyden's."""
+
+    writers = 8
+    max_batch = 1
+    shared = True
+
+    def __init__(self, url: str) -> None:
+        self.url = _parse(url)
+        self.label = self.url.render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
+        self._engine = self._make_engine(default_transaction_read_only="off")
+        self._reading = self._make_engine(default_transaction_read_only="on")
+        self._base = 0  # added to transaction ids, which begin anew in a database that was restored elsewhere
+        try:
+            self.secret = self._prepare()
+        except DBAPIError as error:
+            raise Unavailable(
+                f"{self.label} cannot be used: {self.describe(error)}", "see that PostgreSQL runs and the URL is right"
+            ) from error
+
+    def open_writer(self) -> Connection:
+        return self._engine.connect()
+
+    def open_reader(self) -> Connection:
+        return self._reading.connect()
+
+    def start(self, conn: Connection) -> Start:
+        now, xid = conn.execute(_START).one()
+        return Start(now, self._base + xid)
+
+    def now(self, conn: Connection) -> int:
+        return int(conn.execute(_TIME).scalar_one())
+
+    def is_passing(self, error: Exception) -> bool:
+        if not isinstance(error, DBAPIError):
+            return False
+        state = getattr(error.orig, "sqlstate", None)
+        lost = state is None and isinstance(error.orig, psycopg.OperationalError)
+        return lost or error.connection_invalidated or (state is not None and (state in _PASSING or state.startswith("08")))
+
+    def has_committed(self, conn: Connection, start: Start) -> bool:
+        """Raises an error that passes while the server has not decided yet."""
+        with conn.begin():
+            status = conn.execute(_OUTCOME, {"xid": start.revision - self._base}).scalar_one()
+        if status == "in progress":
+            raise DBAPIError("COMMIT", None, psycopg.OperationalError("the transaction is still in progress"))
+        return bool(status == "committed")
+
+    def leave(self, conn: Connection) -> None:
+        pass  # SQLAlchemy has rolled back, or given the connection up and makes a new one
+
+    def describe(self, error: Exception) -> str:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        return " ".join(str(cause).split())
+
+    def close(self) -> None:
+        self._engine.dispose()
+        self._reading.dispose()
+
+    def _make_engine(self, **settings: str) -> Engine:
+        given = self.url.query.get("options", "")
+        options = [given if isinstance(given, str) else " ".join(given)]
+        options += [f"-c {name}={value}" for name, value in (SETTINGS | settings).items()]
+        return create_engine(
+            self.url.difference_update_query(["options"]),
+            poolclass=NullPool,  # a thread keeps its connection
+            isolation_level="READ COMMITTED",
+            hide_parameters=True,  # what agents said has no place in a log
+            connect_args={"options": " ".join(options).strip(), "connect_timeout": CONNECT_SECONDS, "application_name": "leyden-store"},
+        )
+
+    # -- the schema ----------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> bytes:
+        """Create the tables or bring them up to date, one store at a time; returns the secret of this database."""
+        with self._engine.connect() as conn, conn.begin():
+            if conn.dialect.server_version_info < (OLDEST,):
+                raise UsageError(f"{self.label} runs PostgreSQL {conn.dialect.server_version_info[0]}", f"use version {OLDEST} or newer")
+            conn.execute(text("SET LOCAL lock_timeout = 0"))  # another store may be at it: wait for it
+            conn.execute(text("SET LOCAL statement_timeout = 0"))
+            where = conn.execute(text("SELECT current_schema()")).scalar()
+            if where is None:
+                raise UsageError(f"the search_path of {self.label} names no schema that exists", "create the schema, or leave it out")
+            conn.execute(select(func.pg_advisory_xact_lock(zlib.crc32(b"leyden"), zlib.crc32(where.encode()) - 2**31)))
+            version = self._version(conn, set(inspect(conn).get_table_names(schema=where)))
+            secret = migrations.bring_up(conn, version, self.label)
+            _put(conn, "schema_version", schema.SCHEMA_VERSION)
+            self._base = self._revision_base(conn)
+            return secret
+
+    def _version(self, conn: Connection, tables: set[str]) -> int:
+        if schema.meta.name in tables:
+            found = conn.execute(select(schema.meta.c.value).where(_VERSION)).scalar()
+            if found is not None:
+                return int(found)
+        taken = sorted(tables & set(schema.metadata.tables))
+        if taken:
+            raise UsageError(f"{self.label} has a table {taken[0]} that is not Leyden's", "use a database or a schema of its own")
+        return 0
+
+    def _revision_base(self, conn: Connection) -> int:
+        """What keeps revisions growing when the transaction ids began anew."""
+        found = conn.execute(select(schema.meta.c.value).where(_REVISION_BASE)).scalar()
+        base = int(found) if found is not None else 0
+        latest = conn.execute(select(func.coalesce(func.max(schema.rollouts.c.revision), 0))).scalar_one()
+        next_id = conn.execute(text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")).scalar_one()
+        if latest > base + next_id:
+            base = latest - next_id + 1
+        _put(conn, "revision_base", base)
+        return base
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise UsageError(f"{url!r} is not the URL of a database", "write it as postgresql://USER:PASSWORD@HOST:5432/NAME") from error
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def _put(conn: Connection, key: str, value: int) -> None:
+    data: dict[str, Any] = {"value": str(value).encode()}
+    if conn.execute(update(schema.meta).where(schema.meta.c.key == key).values(**data)).rowcount == 0:
+        conn.execute(insert(schema.meta).values(key=key, **data))

@@ -1,0 +1,101 @@
+"""What clients asked of a store and what it answered, as they saw it: the log that the database is checked against."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from leyden.errors import Busy, LeydenError, Unavailable
+from leyden.server.client import StoreClient
+
+
+class Outcome(StrEnum):
+    OK = "ok"  # acknowledged
+    REFUSED = "refused"  # the store said no: nothing may have changed
+    UNKNOWN = "unknown"  # no answer: it happened, or it did not
+
+
+@dataclass(frozen=True)
+class Event:
+    """``asked`` holds the call's arguments by name and ``answer`` the result, both as the records they were; instants are monotonic."""
+
+    client: str
+    operation: str
+    asked: dict[str, Any]
+    outcome: Outcome
+    answer: Any
+    error: str
+    began: float
+    ended: float
+
+
+@dataclass
+class History:
+    events: list[Event] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def of(self, operation: str, *outcomes: Outcome) -> list[Event]:
+        wanted = outcomes or (Outcome.OK,)
+        return [event for event in self.events if event.operation == operation and event.outcome in wanted]
+
+    def acknowledged(self) -> int:
+        return sum(event.outcome is Outcome.OK for event in self.events)
+
+    def number(self) -> int:
+        """Never the same twice in one history."""
+        return next(self._numbers)
+
+    def write(self, path: Path) -> None:
+        """One JSON object a line: for the person who has to find out what went wrong."""
+        path.write_text("".join(json.dumps(to_jsonable_python(event)) + "\n" for event in self.events))
+
+
+class Witness:
+    """A client that writes down every call. ``deadline``: seconds it goes on asking; 0 makes an answer that gets lost ``UNKNOWN``."""
+
+    def __init__(self, name: str, history: History, url: str, deadline: float) -> None:
+        self.name = name
+        self.history = history
+        self.store = StoreClient(url, deadline)
+
+    async def call(self, operation: str, **asked: Any) -> Event:
+        """Makes the call. Never raises what the store may answer: see the event's outcome."""
+        began = time.monotonic()
+        outcome, answer, error = Outcome.UNKNOWN, None, ""
+        try:
+            answer = await getattr(self.store, operation)(**asked)
+            outcome = Outcome.OK
+        except (Unavailable, Busy) as failure:  # also where an earlier try of the same call was made and its answer lost
+            error = failure.message
+        except LeydenError as failure:
+            outcome, error = Outcome.REFUSED, f"{failure.code}: {failure.message}"
+        finally:  # a call that was cut off is one without an answer
+            event = Event(self.name, operation, asked, outcome, answer, error, began, time.monotonic())
+            self.history.events.append(event)
+        return event
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+def is_ok(event: Event) -> bool:
+    return event.outcome is Outcome.OK
+
+
+def by(key: Callable[[Any], Any], records: list[Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+__all__ = ["BaseModel", "Event", "History", "Outcome", "Witness", "by", "is_ok"]

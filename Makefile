@@ -9,7 +9,7 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 TESTING := .venv/.testing
 
-.PHONY: demo test test-engines test-faults check clean
+.PHONY: demo test test-engines test-faults test-faults-long check clean
 
 demo: $(RUNTIME)  ## the whole loop on a real model, on this machine
 	$(BIN)/python examples/math/sft_allinone.py --preset demo $(DEMO_ARGS)
@@ -18,7 +18,10 @@ test: $(TESTING)  ## everything but the two below
 	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/faults $(WORKERS) $(TEST_ARGS)
 
 test-faults: $(TESTING)  ## kill tests
-	$(BIN)/python -m pytest tests/faults $(TEST_ARGS)
+	$(BIN)/python -m pytest tests/faults -n 2 --dist loadfile $(TEST_ARGS)
+
+test-faults-long: $(TESTING)  ## the store's, ten times as often
+	LEYDEN_FAULT_SCALE=10 $(BIN)/python -m pytest tests/faults/test_store_*.py tests/faults/test_claim_races.py -n 2 --dist loadfile $(TEST_ARGS)
 
 test-engines: $(TESTING) .venv-vllm/.ready .venv-unsloth/.ready  ## two iterations with real vLLM and real Unsloth (see docs/gpu.md)
 	$(BIN)/python -m pytest tests/engines $(TEST_ARGS)

@@ -226,9 +226,28 @@ class Span(Record):
     start_ns: int
     end_ns: int
     status: str = "unset"  # unset | ok | error
+    status_message: str | None = None
     attributes: dict[str, Any] = Field(default_factory=dict)
     events: list[dict[str, Any]] = Field(default_factory=list)
+    links: list[dict[str, Any]] = Field(default_factory=list)
+    resource: dict[str, Any] = Field(default_factory=dict)  # attributes of the process that sent it
+    scope: str | None = None  # the instrumentation library
+    # All below is the store's to fill: how it arrived, and what the normaliser of that version read out of the attributes.
     late: bool = False  # arrived under a lease that was already lost
+    received_at: int | None = None
+    normalizer: int | None = None  # None: stored before there was one
+    operation: str | None = None  # chat, execute_tool, invoke_agent, ... (OpenTelemetry's names)
+    model: str | None = None
+    provider: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input tokens
+    reasoning_tokens: int | None = None  # of the output tokens
+    finish_reason: str | None = None
+    tool_name: str | None = None
+    agent_name: str | None = None
+    conversation_id: str | None = None
+    error_type: str | None = None
 
 
 class Generation(Record):
@@ -260,6 +279,16 @@ class Generation(Record):
     started_at: int
     latency: float  # seconds until the last byte
     late: bool = False
+
+
+class Rejection(Record):
+    """What was sent and not stored, counted by ``reason``, with the latest example."""
+
+    source: str  # e.g. "otlp"
+    reason: str
+    n: int
+    example: str
+    last_at: int
 
 
 class Reward(Record):

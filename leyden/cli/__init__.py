@@ -15,6 +15,7 @@ from leyden.errors import EXTRAS, LeydenError, MissingExtra, UsageError
 VERBS = {
     "store": "Start the rollout store.",
     "runners": "Run an agent on the store's tasks, in several processes.",
+    "queues": "List queues; pause, resume and limit them.",
     "serve": "Serve a model directory with vLLM or the embedded engine.",
     "models": "Import models; list, show, verify and promote versions.",
     "runs": "List training runs and show what they came to.",

@@ -15,7 +15,10 @@ from leyden.process import watch_parent
 def run(
     port: Annotated[int, typer.Option(help="0: any free one.")] = 4747,
     host: Annotated[str, typer.Option(help="This machine only: there is no authentication.")] = "127.0.0.1",
-    database: Annotated[str | None, typer.Option(help="SQLite file; default: leyden.db in this directory.")] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(envvar="LEYDEN_DATABASE", help="SQLite file, or postgresql://USER@HOST/NAME; default: leyden.db in this directory."),
+    ] = None,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Keep everything in a temporary file instead.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log what it does.")] = False,
     ready_file: Annotated[str | None, typer.Option(help="Written as JSON once the store listens: url, port, pid, nonce, database.")] = None,
@@ -31,9 +34,9 @@ def run(
     watch_parent()
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    def announce(where: Listening) -> None:
-        print(f"store: {where.url}  database {where.database}  (Ctrl+C stops it)", file=sys.stderr, flush=True)
+    def announce(listens: Listening) -> None:
+        print(f"store: {listens.url}  database {listens.database}  (Ctrl+C stops it)", file=sys.stderr, flush=True)
 
-    path = None if ephemeral else Path(database or "leyden.db")
-    signum = uvloop.run(serve(host, port, path, announce, Path(ready_file) if ready_file else None))
+    where = None if ephemeral else database or "leyden.db"
+    signum = uvloop.run(serve(host, port, where, announce, Path(ready_file) if ready_file else None))
     raise SystemExit(128 + signum)

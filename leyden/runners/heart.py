@@ -29,6 +29,7 @@ class Heart:
         self._lease_seconds = lease_seconds
         self._report = report
         self._on_beat = on_beat
+        self.busy_until = 0.0  # of its connection to the store
         self._lock = threading.Lock()
         self._refs: set[LeaseRef] = set()
         self._stopping = threading.Event()
@@ -66,4 +67,6 @@ class Heart:
             verdicts = await asyncio.wait_for(store.heartbeat(self._worker_id, refs, self._lease_seconds), timeout)
         except (LeydenError, TimeoutError):
             return  # the store is away: the claims say so, and the runner's clock ends the leases it can no longer be sure of
+        finally:
+            self.busy_until = store.busy_until
         self._report(refs, verdicts, sent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from leyden.errors import LeydenError, Unavailable, UsageError
 from leyden.process import Child, new_marker, spawn
 from leyden.runners.process import EXIT_STUCK
 from leyden.runners.runner import News
-from leyden.types import FailureKind, LeaseRef
+from leyden.types import DEFAULT_QUEUE, ID_PATTERN, FailureKind, LeaseRef
 
 MAX_DEATHS = 5  # in a row, each within LIVED seconds of its start, and none that ended the attempt of the one that did it
 LIVED = 60.0
@@ -40,6 +41,7 @@ class PoolConfig:
     hooks: tuple[str, ...] = ()  # of classes, named as agents are
     tracer: str | None = None  # a class
     max_rollouts: int | None = None  # of each runner, which then ends
+    queues: tuple[str, ...] = (DEFAULT_QUEUE,)  # claimed from
     pass_env: tuple[str, ...] = ()  # variables agents need although they look like secrets, which runners are started without
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class PoolConfig:
             raise UsageError("there must be at least one runner and one rollout at once", "for instance -n 4 --concurrency 16")
         if self.lease_seconds < 1:
             raise UsageError(f"a lease of {self.lease_seconds:g} s is too short to be kept", "give at least 1 s; 60 is the default")
+        if bad := [queue for queue in self.queues if not re.fullmatch(ID_PATTERN, queue)]:
+            raise UsageError(f"{bad[0]!r} is not the name of a queue", "letters, digits, _ and -, at most 64")
         if missing := [name for name in self.pass_env if name not in os.environ]:
             raise UsageError(f"the environment has no {missing[0]} to pass to the runners", f"export {missing[0]}=...")
 
@@ -171,7 +175,7 @@ class RunnerPool:
         config = self.config
         args = [sys.executable, "-m", "leyden.runners.process", config.agent, "--store", config.store_url, "--name", f"runner-{number}"]
         args += ["--concurrency", str(config.concurrency), "--lease", str(config.lease_seconds), "--grace", str(config.grace)]
-        args += ["--alone-first", str(alone)]
+        args += ["--alone-first", str(alone), *(part for queue in config.queues for part in ("--queue", queue))]
         args += [part for hook in config.hooks for part in ("--hook", hook)]
         args += ["--tracer", config.tracer] if config.tracer else []
         args += ["--max-rollouts", str(config.max_rollouts)] if config.max_rollouts else []

@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--concurrency", type=int, default=RunnerConfig.concurrency)
     parser.add_argument("--lease", type=float, default=RunnerConfig.lease_seconds)
     parser.add_argument("--grace", type=float, default=10.0)
+    parser.add_argument("--queue", action="append", default=[])
     parser.add_argument("--alone-first", type=int, default=0)
     parser.add_argument("--max-rollouts", type=int)
     parser.add_argument("--hook", action="append", default=[])
@@ -98,6 +99,7 @@ async def _run(agent: Agent, observers: Observers, args: argparse.Namespace, wat
         concurrency=args.concurrency,
         lease_seconds=args.lease,
         max_rollouts=args.max_rollouts,
+        queues=tuple(args.queue) or RunnerConfig.queues,
         alone_first=args.alone_first,
     )
     runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config, watcher, observers)

@@ -25,7 +25,7 @@ from leyden.runners.heart import Heart, Report
 from leyden.runners.hooks import Observers
 from leyden.runners.tracer import Recorder
 from leyden.server.interface import MAX_CLAIM, MAX_WAIT, Store
-from leyden.types import FailureKind, Lease, LeaseRef, Verdict
+from leyden.types import DEFAULT_QUEUE, FailureKind, Lease, LeaseRef, Verdict
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class RunnerConfig:
     lease_seconds: float = 60.0  # a lost runner's rollouts are claimed again after this; beats go out four times as often
     stop_grace: float = 5.0  # seconds a cancelled agent has to end
     max_rollouts: int | None = None  # it ends when so many are over; what it handed back because no LLM answers does not count
+    queues: tuple[str, ...] = (DEFAULT_QUEUE,)  # claimed from
     alone_first: int = 0  # so many rollouts are run one at a time, before the first that has company
 
 
@@ -185,8 +186,10 @@ class Runner:
         if self._endpoint_away:
             room = 1
             await _first(self._stopping.wait(), asyncio.sleep(random.uniform(0.5, 1.5)))
-            if self._stopping.is_set():
-                return
+        while not self._stopping.is_set() and (busy := max(self._store.busy_until, self._heart.busy_until) - time.monotonic()) > 0:
+            await _first(self._stopping.wait(), asyncio.sleep(busy * random.uniform(1.0, 1.5)))  # no more work until it has caught up
+        if self._stopping.is_set():
+            return
         leases = await self._claim(room)
         if not leases:
             await asyncio.sleep(random.uniform(0.05, 0.2))  # a store that is stopping answers long polls at once
@@ -204,7 +207,7 @@ class Runner:
         request_id = secrets.token_hex(16)  # the same for every retry, so that an answer that got lost leaks no lease
 
         async def claim(wait: float) -> list[Lease]:
-            return await self._store.claim(self.worker_id, room, wait, self.config.lease_seconds, request_id)
+            return await self._store.claim(self.worker_id, room, wait, self.config.lease_seconds, request_id, self.config.queues)
 
         claiming = asyncio.create_task(self._persist(lambda: claim(MAX_WAIT), self._stopping.is_set))
         await _first(claiming, self._stopping.wait())

@@ -55,6 +55,13 @@ class Backlog:
                 self._urgent.append(job)
             self._changed.notify()
 
+    def check_room(self) -> None:
+        """Raises ``Busy`` when a lane is half full."""
+        if len(self._urgent) >= MAX_URGENT // 2:
+            raise _behind("writes")
+        if self._bulk_bytes >= MAX_BULK_BYTES // 2:
+            raise _behind("captured data")
+
     def take(self, limit: int) -> list[Job]:
         """Waits for work, then takes up to ``limit`` operations: urgent ones first, but always one of the others. Empty once closed."""
         with self._changed:
@@ -62,7 +69,7 @@ class Backlog:
                 if self._closed:
                     return []
                 self._changed.wait()
-            batch = []
+            batch: list[Job] = []
             reserved = 1 if self._bulk and limit > 1 else 0
             while self._urgent and len(batch) < limit - reserved:
                 batch.append(self._urgent.popleft())

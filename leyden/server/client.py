@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-import uuid
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx
@@ -19,9 +18,11 @@ from leyden import errors
 from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
 from leyden.server import messages
 from leyden.server.codec import encode
-from leyden.server.interface import MAX_WAIT
+from leyden.server.interface import MAX_WAIT, new_key, with_keys
 from leyden.server.lanes import LanesTransport
+from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, SpanQuery, Trace, TraceQuery, asked
 from leyden.types import (
+    DEFAULT_QUEUE,
     Attempt,
     AttemptBinding,
     Counts,
@@ -31,14 +32,15 @@ from leyden.types import (
     LeaseRef,
     Mode,
     NewRollout,
+    Queue,
     Resource,
     Resources,
     Reward,
     Rollout,
-    RolloutState,
     Run,
     RunState,
     Span,
+    Unset,
     Verdict,
     Worker,
 )
@@ -62,6 +64,7 @@ class StoreClient:
     def __init__(self, url: str, deadline: float = DEADLINE) -> None:
         self.url = url.rstrip("/")
         self.deadline = deadline  # seconds; a new value holds from the next call on
+        self.busy_until = 0.0
         self._answered = False
         # trust_env off: a proxy set for the web must not see what agents did.
         self._http = httpx.AsyncClient(base_url=self.url, trust_env=False, transport=LanesTransport(self.url.startswith("https:")))
@@ -116,7 +119,9 @@ class StoreClient:
                 failure = _error(response)
                 if response.status_code not in RETRIED:
                     raise failure
-                least = failure.retry_after if isinstance(failure, Busy) else 0.0
+                if isinstance(failure, Busy):
+                    least = failure.retry_after
+                    self.busy_until = max(self.busy_until, time.monotonic() + least)
             pause = min(pause * 2, 2.0)
             delay = max(least, pause * random.random())
             if time.monotonic() + delay > deadline:
@@ -129,18 +134,24 @@ class StoreClient:
     # -- queue ---------------------------------------------------------------------------------------------------------
 
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        keyed = [item if item.idempotency_key else item.model_copy(update={"idempotency_key": _new_key()}) for item in rollouts]
-        return await self._post("/v1/rollouts", messages.Enqueue(rollouts=keyed), messages.ROLLOUTS)
+        return await self._post("/v1/rollouts", messages.Enqueue(rollouts=list(with_keys(rollouts))), messages.ROLLOUTS)
 
     async def claim(
-        self, worker_id: str, limit: int = 1, wait: float = 0.0, lease_seconds: float | None = None, request_id: str | None = None
+        self,
+        worker_id: str,
+        limit: int = 1,
+        wait: float = 0.0,
+        lease_seconds: float | None = None,
+        request_id: str | None = None,
+        queues: Sequence[str] = (DEFAULT_QUEUE,),
     ) -> list[Lease]:
         body = {
             "worker_id": worker_id,
             "limit": limit,
             "wait": wait,
             "lease_seconds": lease_seconds,
-            "request_id": request_id or _new_key(),
+            "request_id": request_id or new_key(),
+            "queues": list(queues),
         }
         return await self._post("/v1/leases/claim", _checked(messages.Claim, body), messages.LEASES, wait)
 
@@ -157,26 +168,19 @@ class StoreClient:
     async def release(self, ref: LeaseRef, delay: float = 0.0) -> Rollout:
         return await self._post("/v1/leases/release", messages.Release(ref=ref, delay=delay), Rollout)
 
-    async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None) -> int:
-        return await self._post("/v1/rollouts/cancel", messages.Cancel(rollout_ids=list(rollout_ids), run_id=run_id), messages.NUMBER)
+    async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None, group: str | None = None) -> int:
+        body = messages.Cancel(rollout_ids=list(rollout_ids), run_id=run_id, group=group)
+        return await self._post("/v1/rollouts/cancel", body, messages.NUMBER)
+
+    async def requeue(self, rollout_ids: Sequence[str], request_id: str | None = None) -> list[Rollout]:
+        body = messages.Requeue(rollout_ids=list(rollout_ids), request_id=request_id or new_key())
+        return await self._post("/v1/rollouts/requeue", body, messages.ROLLOUTS)
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
         return await self._get(f"/v1/rollouts/{_part(rollout_id)}", Rollout)
 
-    async def list_rollouts(
-        self,
-        run_id: str | None = None,
-        iteration: int | None = None,
-        mode: Mode | None = None,
-        state: RolloutState | None = None,
-        ids: Sequence[str] | None = None,
-        after: str | None = None,
-        limit: int = 1000,
-    ) -> list[Rollout]:
-        body = messages.RolloutQuery(
-            run_id=run_id, iteration=iteration, mode=mode, state=state, ids=None if ids is None else list(ids), after=after, limit=limit
-        )
-        return await self._post("/v1/rollouts/query", body, messages.ROLLOUTS)
+    async def list_rollouts(self, **filters: Unpack[RolloutFilters]) -> list[Rollout]:
+        return await self._post("/v1/rollouts/query", asked(RolloutQuery, filters), messages.ROLLOUTS)
 
     async def list_attempts(self, rollout_id: str) -> list[Attempt]:
         return await self._get(f"/v1/rollouts/{_part(rollout_id)}/attempts", messages.ATTEMPTS)
@@ -184,8 +188,16 @@ class StoreClient:
     async def wait_rollouts(self, ids: Sequence[str], wait: float = MAX_WAIT, done: int | None = None) -> list[Rollout]:
         return await self._post("/v1/rollouts/wait", messages.Wait(ids=list(ids), wait=wait, done=done), messages.ROLLOUTS, wait)
 
-    async def count(self, run_id: str, iteration: int | None = None, mode: Mode | None = None) -> Counts:
-        return await self._get(f"/v1/runs/{_part(run_id)}/counts", Counts, iteration=iteration, mode=mode)
+    async def count(
+        self, run_id: str | None = None, iteration: int | None = None, mode: Mode | None = None, queue: str | None = None
+    ) -> Counts:
+        return await self._get("/v1/counts", Counts, run_id=run_id, iteration=iteration, mode=mode, queue=queue)
+
+    async def set_queue(self, name: str, paused: bool | None = None, max_running: int | Unset | None = Unset.UNSET) -> Queue:
+        return await self._post(f"/v1/queues/{_part(name)}", messages.SetQueue(paused=paused, max_running=max_running), Queue)
+
+    async def list_queues(self) -> list[Queue]:
+        return await self._get("/v1/queues", messages.QUEUES)
 
     # -- capture -------------------------------------------------------------------------------------------------------
 
@@ -201,6 +213,12 @@ class StoreClient:
     async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
         return await self._get(f"/v1/rollouts/{_part(rollout_id)}/spans", messages.SPANS, attempt=attempt)
 
+    async def query_spans(self, query: SpanQuery) -> list[Span]:
+        return await self._post("/v1/spans/query", query, messages.SPANS)
+
+    async def list_traces(self, query: TraceQuery) -> list[Trace]:
+        return await self._post("/v1/traces/query", query, messages.TRACES)
+
     async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
         body = messages.OfRollouts(rollout_ids=list(rollout_ids), attempt=attempt)
         return await self._post("/v1/generations/query", body, messages.GENERATIONS)
@@ -214,7 +232,7 @@ class StoreClient:
     async def add_resources(
         self, resources: dict[str, Resource], lease_seconds: float | None = None, idempotency_key: str | None = None
     ) -> Resources:
-        body = messages.AddResources(resources=resources, lease_seconds=lease_seconds, idempotency_key=idempotency_key or _new_key())
+        body = messages.AddResources(resources=resources, lease_seconds=lease_seconds, idempotency_key=idempotency_key or new_key())
         return await self._post("/v1/resources", body, Resources)
 
     async def keep_resources(self, resources_id: str, lease_seconds: float) -> Resources:
@@ -245,7 +263,7 @@ class StoreClient:
         return await self._get("/v1/workers", messages.WORKERS, alive_within=alive_within)
 
     async def start_run(self, run_id: str, config: dict[str, Any], lease_seconds: float = 60.0, take_over: bool = False) -> Run:
-        body = messages.StartRun(config=config, lease_seconds=lease_seconds, take_over=take_over, request_id=_new_key())
+        body = messages.StartRun(config=config, lease_seconds=lease_seconds, take_over=take_over, request_id=new_key())
         return await self._post(f"/v1/runs/{_part(run_id)}/start", body, Run)
 
     async def keep_run(self, run_id: str, epoch: int, lease_seconds: float = 60.0) -> Run:
@@ -261,9 +279,10 @@ class StoreClient:
     async def list_runs(self, limit: int = 100) -> list[Run]:
         return await self._get("/v1/runs", messages.RUNS, limit=limit)
 
+    # -- retention -----------------------------------------------------------------------------------------------------
 
-def _new_key() -> str:
-    return uuid.uuid4().hex
+    async def prune(self, query: Prune) -> Pruned:
+        return await self._post("/v1/prune", query, Pruned)
 
 
 def _part(text: str) -> str:

@@ -78,6 +78,10 @@ class Executor:
         assert not kwargs
         return await self._put(operation, args, max(1, size))
 
+    def check_room(self) -> None:
+        """Raises ``Busy`` once half of what may wait does: whoever would bring more work should ask before there is no room to end it."""
+        self._backlog.check_room()
+
     async def _put(self, operation: Callable[..., T], args: tuple[Any, ...], size: int) -> T:
         if self._closed:
             raise Unavailable("the store is closed")

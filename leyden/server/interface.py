@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
+from leyden.server.queries import Prune, Pruned, RolloutFilters, SpanQuery, Trace, TraceQuery
 from leyden.types import (
+    DEFAULT_QUEUE,
     Attempt,
     AttemptBinding,
     Counts,
@@ -15,14 +18,15 @@ from leyden.types import (
     LeaseRef,
     Mode,
     NewRollout,
+    Queue,
     Resource,
     Resources,
     Reward,
     Rollout,
-    RolloutState,
     Run,
     RunState,
     Span,
+    Unset,
     Verdict,
     Worker,
 )
@@ -31,12 +35,25 @@ MAX_WAIT = 20.0  # seconds a long poll may last
 MAX_CLAIM = 512  # rollouts in one claim
 
 
+def new_key() -> str:
+    """For a request that may be sent, or run, more than once: what it makes is made once."""
+    return secrets.token_hex(16)
+
+
+def with_keys(rollouts: Sequence[NewRollout]) -> tuple[NewRollout, ...]:
+    """Each with an idempotency key, its own or a new one."""
+    return tuple(item if item.idempotency_key is not None else item.model_copy(update={"idempotency_key": new_key()}) for item in rollouts)
+
+
 class Store(Protocol):
     """A durable queue of rollouts with everything captured about them. A call that returned is committed.
 
     Raises (all of ``leyden.errors``): ``NotFound`` for an unknown id, ``Conflict`` for a different value under a used key,
     ``LeaseLost`` for a stale fence, ``InvalidRequest`` for a bad argument, ``Busy`` when behind, ``Unavailable`` when not reachable.
     """
+
+    busy_until: float
+    """In ``time.monotonic()``: until then it has asked for patience (429), by its last such answer."""
 
     # -- queue -----------------------------------------------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
@@ -48,10 +65,17 @@ class Store(Protocol):
         ...
 
     async def claim(
-        self, worker_id: str, limit: int = 1, wait: float = 0.0, lease_seconds: float | None = None, request_id: str | None = None
+        self,
+        worker_id: str,
+        limit: int = 1,
+        wait: float = 0.0,
+        lease_seconds: float | None = None,
+        request_id: str | None = None,
+        queues: Sequence[str] = (DEFAULT_QUEUE,),
     ) -> list[Lease]:
-        """Take up to ``limit`` rollouts, best priority first, then oldest. Waits ≤ ``wait`` (≤ 20) s for the first one.
-        The same ``request_id`` returns the same leases while they are held (a lost answer leaks nothing)."""
+        """Take up to ``limit`` rollouts of ``queues`` (≤ 64), best priority first, then oldest. Waits ≤ ``wait`` (≤ 20) s for the first
+        one. The same ``request_id`` returns the same leases while they are held (a lost answer leaks nothing). Refused with ``Busy``
+        sooner than what ends attempts: who would bring more work waits first."""
         ...
 
     async def heartbeat(self, worker_id: str, leases: Sequence[LeaseRef], lease_seconds: float | None = None) -> list[Verdict]:
@@ -70,24 +94,25 @@ class Store(Protocol):
         """Hand an unharmed rollout back; the attempt does not count. Queued again after ``delay`` (≤ 3600) seconds."""
         ...
 
-    async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None) -> int:
-        """Cancel by id and by run. Waiting ones are final at once; running holders learn it at their next beat and
-        their lease is void. Returns how many became cancelled."""
+    async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None, group: str | None = None) -> int:
+        """Cancel by id; and by run, by group, or what is in both. Waiting ones are final at once; running holders learn it at their next
+        beat and their lease is void. Returns how many became cancelled."""
+        ...
+
+    async def requeue(self, rollout_ids: Sequence[str], request_id: str | None = None) -> list[Rollout]:
+        """Queue final rollouts again, all or none, each for a new attempt as if none had failed or been lost. ``Conflict`` for one that is
+        not final. The same ``request_id`` queues them once."""
         ...
 
     async def get_rollout(self, rollout_id: str) -> Rollout: ...
 
-    async def list_rollouts(
-        self,
-        run_id: str | None = None,
-        iteration: int | None = None,
-        mode: Mode | None = None,
-        state: RolloutState | None = None,
-        ids: Sequence[str] | None = None,
-        after: str | None = None,
-        limit: int = 1000,
-    ) -> list[Rollout]:
-        """In order of creation, after the rollout id ``after``."""
+    async def list_rollouts(self, **filters: Unpack[RolloutFilters]) -> list[Rollout]:
+        """Those for which all the filters hold (``queries.RolloutQuery``), at most ``limit`` (1000; ≤ 10,000). Page on with ``after``, the
+        last one's id: what is queued meanwhile moves no page.
+
+        In order of creation (``newest_first``: backwards). With ``changed_after``: in order of their last change, as far as no change can
+        come before it any more; go on with the last one's ``revision`` and, as ``after``, its id.
+        """
         ...
 
     async def list_attempts(self, rollout_id: str) -> list[Attempt]: ...
@@ -96,7 +121,18 @@ class Store(Protocol):
         """The final ones among ``ids``, as soon as at least ``done`` (default: all) are final or ``wait`` (≤ 20) s passed."""
         ...
 
-    async def count(self, run_id: str, iteration: int | None = None, mode: Mode | None = None) -> Counts: ...
+    async def count(
+        self, run_id: str | None = None, iteration: int | None = None, mode: Mode | None = None, queue: str | None = None
+    ) -> Counts: ...
+
+    async def set_queue(self, name: str, paused: bool | None = None, max_running: int | Unset | None = Unset.UNSET) -> Queue:
+        """Pause or resume a queue, limit how many of its attempts run at once over all workers, or lift its limit (None). Nothing is
+        claimed from a paused one, nor beyond the limit, at any instant; what runs goes on."""
+        ...
+
+    async def list_queues(self) -> list[Queue]:
+        """By name: those that hold rollouts, and those that were paused or limited once."""
+        ...
 
     # -- capture ---------------------------------------------------------------------------------------------------
     async def add_spans(self, ref: LeaseRef, spans: Sequence[Span]) -> int:
@@ -112,6 +148,14 @@ class Store(Protocol):
         ...
 
     async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]: ...
+    async def query_spans(self, query: SpanQuery) -> list[Span]:
+        """In order of arrival, at most ``limit`` (≤ 10,000); page on with ``after``, the last one's ``trace_id-span_id``."""
+        ...
+
+    async def list_traces(self, query: TraceQuery) -> list[Trace]:
+        """Newest first, by the first span that came; at most ``limit`` (≤ 1000). Page on with ``after``, the last one's id."""
+        ...
+
     async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
         """In order of start. ``attempt`` None: each rollout's latest attempt, late ones left out."""
         ...
@@ -167,5 +211,14 @@ class Store(Protocol):
     async def finish_run(self, run_id: str, epoch: int, state: RunState, summary: dict[str, Any] | None = None) -> Run: ...
     async def get_run(self, run_id: str) -> Run: ...
     async def list_runs(self, limit: int = 100) -> list[Run]: ...
+
+    # -- retention -------------------------------------------------------------------------------------------------
+    async def prune(self, query: Prune) -> Pruned:
+        """Delete up to 500 rollouts that are final and ended ``older_than`` seconds ago, with everything recorded about them, and what
+        nothing names any more. Call it again while ``more``. Nothing of a run that is running is touched.
+
+        Their idempotency keys are forgotten with them. Raises ``Conflict`` for the ``run_id`` of a run that is running.
+        """
+        ...
 
     async def close(self) -> None: ...

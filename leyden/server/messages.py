@@ -6,23 +6,25 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter
 
+from leyden.server.queries import Trace
 from leyden.types import (
+    DEFAULT_QUEUE,
     Attempt,
     FailureKind,
     Generation,
     Id,
     Lease,
     LeaseRef,
-    Mode,
     NewRollout,
+    Queue,
     Record,
     Resource,
     Reward,
     Rollout,
-    RolloutState,
     Run,
     RunState,
     Span,
+    Unset,
     Verdict,
     Worker,
 )
@@ -38,6 +40,7 @@ class Claim(Record):
     wait: float = 0.0
     lease_seconds: float | None = None
     request_id: Id | None = None
+    queues: list[Id] = Field(default_factory=lambda: [DEFAULT_QUEUE], min_length=1, max_length=64)
 
 
 class Heartbeat(Record):
@@ -65,16 +68,17 @@ class Release(Record):
 class Cancel(Record):
     rollout_ids: list[str] = Field(default_factory=list)
     run_id: str | None = None
+    group: str | None = None
 
 
-class RolloutQuery(Record):
-    run_id: str | None = None
-    iteration: int | None = None
-    mode: Mode | None = None
-    state: RolloutState | None = None
-    ids: list[str] | None = None
-    after: str | None = None
-    limit: int = 1000
+class Requeue(Record):
+    rollout_ids: list[str]
+    request_id: Id | None = None
+
+
+class SetQueue(Record):
+    paused: bool | None = None  # None: as it is
+    max_running: int | Unset | None = Unset.UNSET  # None: no limit; "unset": as it is
 
 
 class Wait(Record):
@@ -148,8 +152,10 @@ ATTEMPTS = TypeAdapter(list[Attempt])
 LEASES = TypeAdapter(list[Lease])
 VERDICTS = TypeAdapter(list[Verdict])
 SPANS = TypeAdapter(list[Span])
+TRACES = TypeAdapter(list[Trace])
 GENERATIONS = TypeAdapter(list[Generation])
 REWARDS = TypeAdapter(list[Reward])
 WORKERS = TypeAdapter(list[Worker])
 RUNS = TypeAdapter(list[Run])
+QUEUES = TypeAdapter(list[Queue])
 NUMBER = TypeAdapter(int)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, insert, select, text
 
 from leyden.errors import UsageError
-from leyden.server import schema
+from leyden.server import schema, views
 
 
 def bring_up(conn: Connection, version: int, label: str) -> bytes:
@@ -23,8 +23,11 @@ def bring_up(conn: Connection, version: int, label: str) -> bytes:
     if version == 0:
         schema.metadata.create_all(conn)
         conn.execute(insert(schema.meta).values(key="secret", value=secrets.token_bytes(32)))
-    for step in range(version, schema.SCHEMA_VERSION) if version else ():
-        STEPS[step](conn)
+    elif version < schema.SCHEMA_VERSION:
+        views.drop(conn)
+        for step in range(version, schema.SCHEMA_VERSION):
+            STEPS[step](conn)
+    views.refresh(conn)
     return conn.execute(select(schema.meta.c.value).where(schema.meta.c.key == "secret")).scalar_one()
 
 
@@ -34,6 +37,7 @@ def _queues_and_normalized_spans(conn: Connection) -> None:
         "ALTER TABLE rollouts ADD COLUMN queue TEXT NOT NULL DEFAULT 'default'",
         "ALTER TABLE rollouts ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE rollouts ADD COLUMN lost INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE rollouts ADD COLUMN requeue_id TEXT",
         "ALTER TABLE rollouts ADD COLUMN revision BIGINT NOT NULL DEFAULT 0",
         # Every attempt that was not released counted as a failure once it had ended.
         "UPDATE rollouts SET failures = (SELECT count(*) FROM attempts a WHERE a.rollout_id = rollouts.id AND a.state IN ('failed', 'timed_out'))",
@@ -46,7 +50,7 @@ def _queues_and_normalized_spans(conn: Connection) -> None:
     ):
         conn.execute(text(statement))
     schema.metadata.create_all(conn)
-    for table in (schema.rollouts, schema.leases):
+    for table in (schema.rollouts, schema.leases, schema.attempts):
         for index in table.indexes:
             index.create(conn, checkfirst=True)
     for statement in (

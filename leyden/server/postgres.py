@@ -10,7 +10,7 @@ import zlib
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, create_engine, func, inspect, insert, make_url, select, text, update
+from sqlalchemy import URL, Connection, Engine, create_engine, func, insert, inspect, make_url, select, text, update
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -53,12 +53,18 @@ class PostgresDatabase:
         self._engine = self._make_engine(default_transaction_read_only="off")
         self._reading = self._make_engine(default_transaction_read_only="on")
         self._base = 0  # added to transaction ids, which begin anew in a database that was restored elsewhere
+        self.schema_name = ""
         try:
             self.secret = self._prepare()
         except DBAPIError as error:
             raise Unavailable(
                 f"{self.label} cannot be used: {self.describe(error)}", "see that PostgreSQL runs and the URL is right"
             ) from error
+
+    @property
+    def conninfo(self) -> str:
+        """For libpq, password included."""
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     def open_writer(self) -> Connection:
         return self._engine.connect()
@@ -116,21 +122,23 @@ class PostgresDatabase:
     def _prepare(self) -> bytes:
         """Create the tables or bring them up to date, one store at a time; returns the secret of this database."""
         with self._engine.connect() as conn, conn.begin():
-            if conn.dialect.server_version_info < (OLDEST,):
-                raise UsageError(f"{self.label} runs PostgreSQL {conn.dialect.server_version_info[0]}", f"use version {OLDEST} or newer")
+            version = int(conn.execute(text("SHOW server_version_num")).scalar_one()) // 10_000
+            if version < OLDEST:
+                raise UsageError(f"{self.label} runs PostgreSQL {version}", f"use version {OLDEST} or newer")
             conn.execute(text("SET LOCAL lock_timeout = 0"))  # another store may be at it: wait for it
             conn.execute(text("SET LOCAL statement_timeout = 0"))
             where = conn.execute(text("SELECT current_schema()")).scalar()
             if where is None:
                 raise UsageError(f"the search_path of {self.label} names no schema that exists", "create the schema, or leave it out")
+            self.schema_name = where
             conn.execute(select(func.pg_advisory_xact_lock(zlib.crc32(b"leyden"), zlib.crc32(where.encode()) - 2**31)))
-            version = self._version(conn, set(inspect(conn).get_table_names(schema=where)))
-            secret = migrations.bring_up(conn, version, self.label)
+            found = self._schema_version(conn, set(inspect(conn).get_table_names(schema=where)))
+            secret = migrations.bring_up(conn, found, self.label)
             _put(conn, "schema_version", schema.SCHEMA_VERSION)
             self._base = self._revision_base(conn)
             return secret
 
-    def _version(self, conn: Connection, tables: set[str]) -> int:
+    def _schema_version(self, conn: Connection, tables: set[str]) -> int:
         if schema.meta.name in tables:
             found = conn.execute(select(schema.meta.c.value).where(_VERSION)).scalar()
             if found is not None:

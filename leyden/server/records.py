@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from leyden.server.codec import decode, unpack_floats, unpack_ids
+from leyden.server.packing import Pieces, plain_ids, plain_json
 from leyden.types import (
     Attempt,
     AttemptState,
@@ -14,6 +15,7 @@ from leyden.types import (
     FailureKind,
     Generation,
     Mode,
+    Rejection,
     Resources,
     Reward,
     Rollout,
@@ -89,7 +91,7 @@ def resources(row: Row[Any], now: int) -> Resources:
     )
 
 
-def span(row: Row[Any]) -> Span:
+def span(row: Row[Any], pieces: Pieces) -> Span:
     return Span(
         trace_id=row.trace_id,
         span_id=row.span_id,
@@ -101,13 +103,31 @@ def span(row: Row[Any]) -> Span:
         start_ns=row.start_ns,
         end_ns=row.end_ns,
         status=row.status,
-        attributes=decode(row.attributes),
-        events=decode(row.events),
+        status_message=row.status_message,
+        attributes=decode(plain_json(row.attributes, pieces)),
+        events=decode(plain_json(row.events, pieces)),
+        links=[] if row.links is None else decode(plain_json(row.links, pieces)),
+        resource={} if row.resource is None else decode(plain_json(row.resource, pieces)),
+        scope=row.scope,
         late=row.late,
+        received_at=row.received_at,
+        normalizer=row.normalizer,
+        operation=row.operation,
+        model=row.model,
+        provider=row.provider,
+        input_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        cached_tokens=row.cached_tokens,
+        reasoning_tokens=row.reasoning_tokens,
+        finish_reason=row.finish_reason,
+        tool_name=row.tool_name,
+        agent_name=row.agent_name,
+        conversation_id=row.conversation_id,
+        error_type=row.error_type,
     )
 
 
-def generation(row: Row[Any]) -> Generation:
+def generation(row: Row[Any], pieces: Pieces) -> Generation:
     return Generation(
         id=row.id,
         call_id=row.call_id,
@@ -119,19 +139,23 @@ def generation(row: Row[Any]) -> Generation:
         checkpoint=row.checkpoint,
         status=row.status,
         error=row.error,
-        prompt_token_ids=unpack_ids(row.prompt_token_ids),
+        prompt_token_ids=unpack_ids(plain_ids(row.prompt_token_ids, pieces)),
         response_token_ids=unpack_ids(row.response_token_ids),
         logprobs=unpack_floats(row.logprobs),
         sampling=decode(row.sampling),
         finish_reason=row.finish_reason,
         prompt_tokens=row.prompt_tokens,
         completion_tokens=row.completion_tokens,
-        request=decode(row.request),
-        response=None if row.response is None else decode(row.response),
+        request=decode(plain_json(row.request, pieces)),
+        response=None if row.response is None else decode(plain_json(row.response, pieces)),
         started_at=row.started_at,
         latency=row.latency,
         late=row.late,
     )
+
+
+def rejection(row: Row[Any]) -> Rejection:
+    return Rejection(source=row.source, reason=row.reason, n=row.n, example=row.example, last_at=row.last_at)
 
 
 def reward(row: Row[Any]) -> Reward:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     literal_column,
 )
 from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeEngine
 
 from leyden.server.codec import clean_text
 
@@ -28,10 +29,13 @@ SCHEMA_VERSION = 2  # a step for each in ``migrations``
 
 
 class SafeText(TypeDecorator[str]):
-    """Text cleaned on its way in, so that no odd character can fail a statement."""
+    """Text cleaned on its way in, so that no odd character can fail a statement; sorted by its bytes on every dialect."""
 
     impl = Text
     cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(Text(collation="C") if dialect.name == "postgresql" else Text())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
         return None if value is None else clean_text(value)
@@ -88,6 +92,7 @@ rollouts = Table(
     Column("finished_at", BigInteger),
     Column("idempotency_key", SafeText, unique=True),  # for ever: a late retry of a client must not queue it again
     Column("request_hash", Text),  # of all but the key and the resources: those may be named anew
+    Column("requeue_id", SafeText),  # of the request that queued it again last: its retry is not a second one
     Column("revision", BigInteger, nullable=False),  # of the transaction that changed it last: see ``Transaction.revision``
     **_HOT,
 )
@@ -97,9 +102,10 @@ Index("rollouts_due", rollouts.c.available_at, **_partial("state = 'scheduled'")
 Index("rollouts_run", rollouts.c.run_id, rollouts.c.seq)
 Index("rollouts_group", rollouts.c.group_key, rollouts.c.seq, **_partial("group_key IS NOT NULL"))
 Index("rollouts_state", rollouts.c.state, rollouts.c.seq)
-Index("rollouts_created", rollouts.c.created_at)
+Index("rollouts_created", rollouts.c.created_at, rollouts.c.seq)
 Index("rollouts_finished", rollouts.c.finished_at, **_partial("finished_at IS NOT NULL"))
-Index("rollouts_revision", rollouts.c.revision)
+Index("rollouts_revision", rollouts.c.revision, rollouts.c.seq)
+Index("rollouts_resources", rollouts.c.resources_id, **_partial("resources_id IS NOT NULL"))  # to see that none names one any more
 
 queues = Table(  # only those that were paused or limited once: any other name is a queue without a row
     "queues",
@@ -134,7 +140,7 @@ attempts = Table(
     Column("failure", SafeText),
     Column("error", SafeText),
     Column("worker_id", SafeText, nullable=False),
-    Column("resources_id", SafeText),
+    Column("resources_id", SafeText, index=True),
     Column("key_hash", Text, nullable=False, unique=True),
     Column("request_id", SafeText, index=True),  # of the claim
     Column("started_at", BigInteger, nullable=False),
@@ -193,8 +199,9 @@ spans = Table(
     UniqueConstraint("trace_id", "span_id"),
     Index("spans_attempt", "rollout_id", "attempt", "start_ns"),
 )
-Index("spans_roots", spans.c.seq, **_partial("parent_id IS NULL"))  # a trace is listed by its root
-Index("spans_operation", spans.c.operation, spans.c.seq, **_partial("operation IS NOT NULL"))
+Index("spans_received", spans.c.received_at, spans.c.seq)
+Index("spans_operation", spans.c.operation, spans.c.received_at, spans.c.seq, **_partial("operation IS NOT NULL"))
+Index("spans_unattached", spans.c.received_at, spans.c.seq, **_partial("rollout_id IS NULL"))
 
 blobs = Table(  # pieces of large values, each stored once
     "blobs",

@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from leyden.errors import InvalidRequest, LeaseLost
+from leyden.errors import InvalidRequest, LeaseLost, LeydenError
+from leyden.server.checks import MAX_LEASE, check_id, check_range, checked_lease
 from leyden.server.clock import MonotoneClock, microseconds
 from leyden.server.database import Database
 from leyden.server.databases import open_database
 from leyden.server.executor import Executor
-from leyden.server.interface import MAX_CLAIM, MAX_WAIT
+from leyden.server.interface import MAX_CLAIM, MAX_WAIT, new_key, with_keys
 from leyden.server.operations import attempts as attempt_ops
 from leyden.server.operations import capture as capture_ops
+from leyden.server.operations import claims as claim_ops
 from leyden.server.operations import counters as counter_ops
 from leyden.server.operations import leases as lease_ops
+from leyden.server.operations import listing as listing_ops
+from leyden.server.operations import prune as prune_ops
+from leyden.server.operations import queues as queue_ops
 from leyden.server.operations import resources as resource_ops
 from leyden.server.operations import rollouts as rollout_ops
 from leyden.server.operations import runs as run_ops
-from leyden.server.operations import transitions
+from leyden.server.operations import traces as trace_ops
 from leyden.server.operations import workers as worker_ops
-from leyden.server.operations.leases import DEFAULT_LEASE, ClaimRequest
+from leyden.server.operations.claims import ClaimRequest
+from leyden.server.operations.leases import DEFAULT_LEASE
+from leyden.server.operations.transitions import CHUNK, rollouts_by_id
+from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, SpanQuery, Trace, TraceQuery, asked
 from leyden.server.transaction import Changes, Transaction
 from leyden.server.waiting import ClaimDesk, FinalWatch
 from leyden.types import (
-    ID_PATTERN,
+    DEFAULT_QUEUE,
     Attempt,
     AttemptBinding,
     Counts,
@@ -43,24 +49,28 @@ from leyden.types import (
     LeaseRef,
     Mode,
     NewRollout,
+    Queue,
     Resource,
     Resources,
     Reward,
     Rollout,
-    RolloutState,
     Run,
     RunState,
     Span,
+    Unset,
     Verdict,
     Worker,
 )
 
+if TYPE_CHECKING:  # needs psycopg
+    from leyden.server.replicas import Replicas
+
 SWEEP_INTERVAL = 1.0  # seconds
-MAX_LEASE = 86_400.0  # seconds
 MAX_ENQUEUE = 10_000  # rollouts in one call
+MAX_BEAT = 10_000  # leases in one beat
+MAX_QUEUES = 64  # in one claim
 
 log = logging.getLogger(__name__)
-_ID = re.compile(ID_PATTERN)
 
 
 class SQLStore:
@@ -77,11 +87,14 @@ class SQLStore:
         temporary: tempfile.TemporaryDirectory[str] | None,
     ) -> None:
         self.label = database.label  # which database, for people
+        self.busy_until = 0.0  # a caller in this process is told at once
         self._database = database
         self._temporary = temporary
         self._executor = Executor(database, clock, jitter, self._wake)
-        self._desk = ClaimDesk(lambda requests: self._executor.write(lease_ops.claim, requests), self._hand_back)
+        self._desk = ClaimDesk(lambda requests: self._executor.write(claim_ops.claim, requests), self._hand_back)
         self._watch = FinalWatch()
+        self._replicas = self._meet_replicas()
+        self._looking: asyncio.Task[None] | None = None
         self._last_sweep: int | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -100,8 +113,11 @@ class SQLStore:
         Raises ``UsageError`` for a database that is open elsewhere, of a newer version, or not a store; ``Unavailable`` for one that
         cannot be reached.
         """
-        temporary = tempfile.TemporaryDirectory(prefix="leyden-") if database is None else None
-        opened = await asyncio.to_thread(open_database, Path(temporary.name, "leyden.db") if temporary else database)
+        temporary = None
+        if database is None:
+            temporary = tempfile.TemporaryDirectory(prefix="leyden-")
+            database = Path(temporary.name, "leyden.db")
+        opened = await asyncio.to_thread(open_database, database)
         store = cls(opened, None if clock is None else MonotoneClock(clock), jitter, temporary)
         try:
             await store._executor.write(store._wake_up)
@@ -133,9 +149,12 @@ class SQLStore:
     async def close(self) -> None:
         """Finish the writes that wait, and let go of the file."""
         await self.stop_waiting()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.wait({self._sweeper})
+        if self._replicas is not None:
+            await self._replicas.close()
+        for task in (self._sweeper, self._looking):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         await self._executor.close()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -144,6 +163,29 @@ class SQLStore:
         if changes.work:
             self._desk.wake()
         self._watch.announce(changes.finished)
+        if self._replicas is not None and (changes.work or changes.finished):
+            self._replicas.announce()
+
+    def _meet_replicas(self) -> Replicas | None:
+        if not self._database.shared:
+            return None
+        from leyden.server.replicas import Replicas
+
+        return Replicas(self._database, self._executor.write, self._look_again)
+
+    def _look_again(self) -> None:
+        """Another store may have changed what somebody here waits for."""
+        self._desk.wake()
+        if self._watch.ids and self._looking is None:
+            self._looking = asyncio.create_task(self._look_for_final())
+
+    async def _look_for_final(self) -> None:
+        try:
+            self._watch.announce(await self._executor.read(rollout_ops.final_among, tuple(self._watch.ids)))
+        except LeydenError as error:  # the next look is soon
+            log.warning("could not look for what other stores have finished: %s", error)
+        finally:
+            self._looking = None
 
     async def _hand_back(self, given: Sequence[Lease]) -> None:
         for lease in given:
@@ -178,18 +220,28 @@ class SQLStore:
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         if len(rollouts) > MAX_ENQUEUE:
             raise InvalidRequest(f"rollouts: at most {MAX_ENQUEUE} in one call", "queue them in several calls")
-        return await self._executor.write(rollout_ops.enqueue, tuple(rollouts))
+        return await self._executor.write(rollout_ops.enqueue, with_keys(rollouts))
 
     async def claim(
-        self, worker_id: str, limit: int = 1, wait: float = 0.0, lease_seconds: float | None = None, request_id: str | None = None
+        self,
+        worker_id: str,
+        limit: int = 1,
+        wait: float = 0.0,
+        lease_seconds: float | None = None,
+        request_id: str | None = None,
+        queues: Sequence[str] = (DEFAULT_QUEUE,),
     ) -> list[Lease]:
-        _check_id("worker_id", worker_id)
-        _check_range("limit", limit, 1, MAX_CLAIM)
-        _check_range("wait", wait, 0, MAX_WAIT)
-        return await self._desk.claim(ClaimRequest(worker_id, limit, _lease_seconds(lease_seconds) or DEFAULT_LEASE, request_id), wait)
+        check_id("worker_id", worker_id)
+        check_range("limit", limit, 1, MAX_CLAIM)
+        check_range("wait", wait, 0, MAX_WAIT)
+        check_range("queues", len(queues), 1, MAX_QUEUES)
+        lease = checked_lease(lease_seconds) or DEFAULT_LEASE
+        self._executor.check_room()
+        return await self._desk.claim(ClaimRequest(worker_id, limit, lease, request_id or new_key(), tuple(dict.fromkeys(queues))), wait)
 
     async def heartbeat(self, worker_id: str, leases: Sequence[LeaseRef], lease_seconds: float | None = None) -> list[Verdict]:
-        return await self._executor.write(lease_ops.heartbeat, worker_id, tuple(leases), _lease_seconds(lease_seconds))
+        check_range("leases", len(leases), 0, MAX_BEAT)
+        return await self._executor.write(lease_ops.heartbeat, worker_id, tuple(leases), checked_lease(lease_seconds))
 
     async def complete(self, ref: LeaseRef, rewards: Sequence[Reward] = ()) -> Rollout:
         return await self._executor.write(attempt_ops.complete, ref, tuple(rewards))
@@ -198,43 +250,65 @@ class SQLStore:
         return await self._executor.write(attempt_ops.fail, ref, failure, error)
 
     async def release(self, ref: LeaseRef, delay: float = 0.0) -> Rollout:
-        _check_range("delay", delay, 0, attempt_ops.MAX_RETRY_DELAY)
+        check_range("delay", delay, 0, attempt_ops.MAX_RETRY_DELAY)
         return await self._executor.write(attempt_ops.release, ref, delay)
 
-    async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None) -> int:
-        return await self._executor.write(attempt_ops.cancel, tuple(rollout_ids), run_id)
+    async def cancel(self, rollout_ids: Sequence[str] = (), run_id: str | None = None, group: str | None = None) -> int:
+        ids = tuple(dict.fromkeys(rollout_ids))
+        await self._executor.read(rollout_ops.final_ids, ids)  # all of them exist, or none is cancelled
+        cancelled = 0
+        for start in range(0, len(ids), CHUNK):
+            cancelled += await self._executor.write(attempt_ops.cancel, ids[start : start + CHUNK])
+        after: int | None = 0 if run_id is not None or group is not None else None
+        while after is not None:
+            more, after = await self._executor.write(attempt_ops.cancel_matching, run_id, group, after)
+            cancelled += more
+        return cancelled
+
+    async def requeue(self, rollout_ids: Sequence[str], request_id: str | None = None) -> list[Rollout]:
+        check_range("rollout_ids", len(rollout_ids), 0, MAX_ENQUEUE)
+        return await self._executor.write(rollout_ops.requeue, tuple(rollout_ids), request_id or new_key())
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
         return await self._executor.read(rollout_ops.get, rollout_id)
 
-    async def list_rollouts(
-        self,
-        run_id: str | None = None,
-        iteration: int | None = None,
-        mode: Mode | None = None,
-        state: RolloutState | None = None,
-        ids: Sequence[str] | None = None,
-        after: str | None = None,
-        limit: int = 1000,
-    ) -> list[Rollout]:
-        return await self._executor.read(rollout_ops.listing, run_id, iteration, mode, state, ids, after, limit)
+    async def list_rollouts(self, **filters: Unpack[RolloutFilters]) -> list[Rollout]:
+        return await self._executor.read(listing_ops.list_rollouts, asked(RolloutQuery, filters))
 
     async def list_attempts(self, rollout_id: str) -> list[Attempt]:
         return await self._executor.read(rollout_ops.list_attempts, rollout_id)
 
     async def wait_rollouts(self, ids: Sequence[str], wait: float = MAX_WAIT, done: int | None = None) -> list[Rollout]:
-        _check_range("wait", wait, 0, MAX_WAIT)
+        check_range("wait", wait, 0, MAX_WAIT)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
         unique = tuple(dict.fromkeys(ids))
         watcher = self._watch.watch(unique)
         try:
-            watcher.final |= await self._executor.read(rollout_ops.final_ids, unique)
-            await watcher.until(len(unique) if done is None else min(done, len(unique)), wait)
+            while True:
+                watcher.final |= await self._executor.read(rollout_ops.final_ids, unique)
+                await watcher.until(len(unique) if done is None else min(done, len(unique)), deadline - loop.time())
+                rollouts = await self._executor.read(rollouts_by_id, [rollout_id for rollout_id in unique if rollout_id in watcher.final])
+                again = {rollout.id for rollout in rollouts if not rollout.state.final}
+                if not again:
+                    return rollouts
+                watcher.final -= again  # queued again meanwhile
         finally:
             self._watch.leave(watcher)
-        return await self._executor.read(transitions.rollouts_by_id, [rollout_id for rollout_id in unique if rollout_id in watcher.final])
 
-    async def count(self, run_id: str, iteration: int | None = None, mode: Mode | None = None) -> Counts:
-        return await self._executor.read(counter_ops.count, run_id, iteration, mode)
+    async def count(
+        self, run_id: str | None = None, iteration: int | None = None, mode: Mode | None = None, queue: str | None = None
+    ) -> Counts:
+        return await self._executor.read(counter_ops.count, run_id, iteration, mode, queue)
+
+    async def set_queue(self, name: str, paused: bool | None = None, max_running: int | Unset | None = Unset.UNSET) -> Queue:
+        check_id("name", name)
+        if isinstance(max_running, int):
+            check_range("max_running", max_running, 1, 1_000_000)
+        return await self._executor.write(queue_ops.change, name, paused, max_running)
+
+    async def list_queues(self) -> list[Queue]:
+        return await self._executor.read(queue_ops.listing)
 
     # -- capture -------------------------------------------------------------------------------------------------------
 
@@ -250,6 +324,12 @@ class SQLStore:
     async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
         return await self._executor.read(capture_ops.list_spans, rollout_id, attempt)
 
+    async def query_spans(self, query: SpanQuery) -> list[Span]:
+        return await self._executor.read(trace_ops.query_spans, query)
+
+    async def list_traces(self, query: TraceQuery) -> list[Trace]:
+        return await self._executor.read(trace_ops.list_traces, query)
+
     async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
         return await self._executor.read(capture_ops.list_generations, rollout_ids, attempt)
 
@@ -261,10 +341,11 @@ class SQLStore:
     async def add_resources(
         self, resources: dict[str, Resource], lease_seconds: float | None = None, idempotency_key: str | None = None
     ) -> Resources:
-        return await self._executor.write(resource_ops.add, resources, _lease_seconds(lease_seconds), idempotency_key)
+        lease = checked_lease(lease_seconds)
+        return await self._executor.write(resource_ops.add, resources, lease, idempotency_key or new_key())
 
     async def keep_resources(self, resources_id: str, lease_seconds: float) -> Resources:
-        _check_range("lease_seconds", lease_seconds, 0.001, MAX_LEASE)
+        check_range("lease_seconds", lease_seconds, 0.001, MAX_LEASE)
         return await self._executor.write(resource_ops.keep, resources_id, lease_seconds)
 
     async def retire_resources(self, resources_id: str) -> Resources:
@@ -282,7 +363,7 @@ class SQLStore:
     # -- workers and runs ----------------------------------------------------------------------------------------------
 
     async def register_worker(self, worker_id: str, name: str, capacity: int, pid: int | None = None, host: str | None = None) -> Worker:
-        _check_id("worker_id", worker_id)
+        check_id("worker_id", worker_id)
         return await self._executor.write(worker_ops.register, worker_id, name, capacity, pid, host)
 
     async def stop_worker(self, worker_id: str) -> Worker:
@@ -290,19 +371,19 @@ class SQLStore:
 
     async def list_workers(self, alive_within: float | None = None) -> list[Worker]:
         if alive_within is not None:
-            _check_range("alive_within", alive_within, 0, 10 * 365 * 86_400)
+            check_range("alive_within", alive_within, 0, 10 * 365 * 86_400)
         return await self._executor.read(worker_ops.listing, alive_within)
 
     async def start_run(
         self, run_id: str, config: dict[str, Any], lease_seconds: float = 60.0, take_over: bool = False, request_id: str | None = None
     ) -> Run:
         """``request_id`` makes a repeated start return the same epoch."""
-        _check_id("run_id", run_id)
-        _check_range("lease_seconds", lease_seconds, 0.001, MAX_LEASE)
-        return await self._executor.write(run_ops.start, run_id, config, lease_seconds, take_over, request_id)
+        check_id("run_id", run_id)
+        check_range("lease_seconds", lease_seconds, 0.001, MAX_LEASE)
+        return await self._executor.write(run_ops.start, run_id, config, lease_seconds, take_over, request_id or new_key())
 
     async def keep_run(self, run_id: str, epoch: int, lease_seconds: float = 60.0) -> Run:
-        _check_range("lease_seconds", lease_seconds, 0.001, MAX_LEASE)
+        check_range("lease_seconds", lease_seconds, 0.001, MAX_LEASE)
         return await self._executor.write(run_ops.keep, run_id, epoch, lease_seconds)
 
     async def finish_run(self, run_id: str, epoch: int, state: RunState, summary: dict[str, Any] | None = None) -> Run:
@@ -312,21 +393,10 @@ class SQLStore:
         return await self._executor.read(run_ops.get, run_id)
 
     async def list_runs(self, limit: int = 100) -> list[Run]:
-        _check_range("limit", limit, 1, 10_000)
+        check_range("limit", limit, 1, 10_000)
         return await self._executor.read(run_ops.listing, limit)
 
+    # -- retention -----------------------------------------------------------------------------------------------------
 
-def _check_id(name: str, value: str) -> None:
-    if not _ID.fullmatch(value):
-        raise InvalidRequest(f"{name}: {value!r} is not an id: letters, digits, _ and -, at most 64")
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if math.isnan(value) or not low <= value <= high:
-        raise InvalidRequest(f"{name}: must be between {low:g} and {high:g}, not {value:g}")
-
-
-def _lease_seconds(value: float | None) -> float | None:
-    if value is not None:
-        _check_range("lease_seconds", value, 0.001, MAX_LEASE)
-    return value
+    async def prune(self, query: Prune) -> Pruned:
+        return await (self._executor.read if query.dry_run else self._executor.write)(prune_ops.prune, query)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from leyden.server.operations.leases import ClaimRequest
+from leyden.server.operations.claims import Claimed, ClaimRequest
 from leyden.types import Lease
 
 ROUND_LIMIT = 512  # rollouts asked for in one batched claim
@@ -29,13 +29,13 @@ class ClaimDesk:
 
     def __init__(
         self,
-        claim: Callable[[Sequence[ClaimRequest]], Coroutine[Any, Any, list[list[Lease]]]],
+        claim: Callable[[Sequence[ClaimRequest]], Coroutine[Any, Any, Claimed]],
         hand_back: Callable[[Sequence[Lease]], Coroutine[Any, Any, None]],
     ) -> None:
         self._claim = claim
         self._hand_back = hand_back
         self._waiters: list[_Waiter] = []
-        self._by_request: dict[str, _Waiter] = {}
+        self._by_request: dict[tuple[str, str], _Waiter] = {}
         self._dirty = False
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -44,11 +44,11 @@ class ClaimDesk:
     async def claim(self, request: ClaimRequest, wait: float) -> list[Lease]:
         """Leases, or none after ``wait`` seconds. If the caller is cancelled, what it was given is handed back."""
         waiter = _Waiter(request, asyncio.get_running_loop().create_future(), last_round=wait <= 0 or self._closed)
-        if request.request_id is not None:
-            former = self._by_request.get(request.request_id)
-            if former is not None:
-                self._replace(former)
-            self._by_request[request.request_id] = waiter
+        key = request.worker_id, request.request_id
+        former = self._by_request.get(key)
+        if former is not None:
+            self._replace(former)
+        self._by_request[key] = waiter
         self._waiters.append(waiter)
         self.wake()
         try:
@@ -63,8 +63,8 @@ class ClaimDesk:
             self._leave(waiter)
             raise
         finally:
-            if request.request_id is not None and self._by_request.get(request.request_id) is waiter:
-                del self._by_request[request.request_id]
+            if self._by_request.get(key) is waiter:
+                del self._by_request[key]
 
     def wake(self) -> None:
         self._dirty = True
@@ -86,48 +86,44 @@ class ClaimDesk:
         try:
             while self._dirty and self._waiters:
                 self._dirty = False
-                await self._serve_round(self._next_round())
+                await self._serve_all(list(self._waiters))  # those who come later make it dirty again
         finally:
             self._serving = False
 
-    def _next_round(self) -> list[_Waiter]:
-        chosen: list[_Waiter] = []
-        wanted = 0
-        for waiter in self._waiters:
-            if chosen and wanted + waiter.request.limit > ROUND_LIMIT:
-                break
-            chosen.append(waiter)
-            wanted += waiter.request.limit
-        return chosen
+    async def _serve_all(self, waiting: list[_Waiter]) -> None:
+        """Ask for all of them, a round at a time, but for nobody whose queues have nothing left."""
+        drained: set[str] = set()
+        while waiting:
+            chosen = _first_round(waiting)
+            drained |= await self._serve_round(chosen)
+            behind = [waiter for waiter in waiting[len(chosen) :] if not waiter.gone and not waiter.answer.done()]
+            waiting = [waiter for waiter in behind if not drained.issuperset(waiter.request.queues)]
+            for waiter in behind:
+                if waiter.last_round and drained.issuperset(waiter.request.queues):
+                    self._settle(waiter, [])
 
-    async def _serve_round(self, chosen: list[_Waiter]) -> None:
-        behind = self._waiters[len(chosen) :]
+    async def _serve_round(self, chosen: list[_Waiter]) -> frozenset[str]:
+        """Returns the queues that have nothing left."""
         for waiter in chosen:
             waiter.asked = True
         try:
-            answers = await self._claim([waiter.request for waiter in chosen])
+            claimed = await self._claim([waiter.request for waiter in chosen])
         except Exception as error:  # the store is behind, closed, or could not write: each of them is told
             for waiter in chosen:
                 waiter.asked = False
                 self._drop(waiter)
                 if not waiter.gone and not waiter.answer.done():
                     waiter.answer.set_exception(error)
-            return
-        for waiter, leases in zip(chosen, answers, strict=True):
+            return frozenset()
+        for waiter, leases in zip(chosen, claimed.answers, strict=True):
             waiter.asked = False
-            waiter.request = replace(waiter.request, look_up=False)
             if waiter.replaced:
                 self._settle(waiter, [])
             elif waiter.gone and leases:
                 self._start(self._hand_back(leases))
             elif leases or waiter.last_round:
                 self._settle(waiter, leases)
-        if answers[-1]:
-            self._dirty |= bool(behind)
-        else:  # nothing was left for those behind either
-            for waiter in behind:
-                if waiter.last_round and not waiter.asked:
-                    self._settle(waiter, [])
+        return claimed.drained
 
     def _settle(self, waiter: _Waiter, leases: list[Lease]) -> None:
         self._drop(waiter)
@@ -157,12 +153,28 @@ class ClaimDesk:
         task.add_done_callback(self._tasks.discard)
 
 
+def _first_round(waiting: Sequence[_Waiter]) -> list[_Waiter]:
+    chosen: list[_Waiter] = []
+    wanted = 0
+    for waiter in waiting:
+        if chosen and wanted + waiter.request.limit > ROUND_LIMIT:
+            break
+        chosen.append(waiter)
+        wanted += waiter.request.limit
+    return chosen
+
+
 class FinalWatch:
     """Tells waiters which rollouts have become final."""
 
     def __init__(self) -> None:
         self._watchers: defaultdict[str, set[Watcher]] = defaultdict(set)
         self._closed = False
+
+    @property
+    def ids(self) -> Collection[str]:
+        """What somebody waits for."""
+        return self._watchers.keys()
 
     def announce(self, finished: Iterable[str]) -> None:
         for rollout_id in finished:

@@ -1,6 +1,45 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+if TYPE_CHECKING:
+    from store_nursery import Nursery
+    from store_postgres import PostgresProcess
+    from store_room import Room
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    from store_nursery import Nursery
+
+    with Nursery() as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresProcess]:
+    from store_postgres import PostgresProcess
+
+    with PostgresProcess(tmp_path_factory.mktemp("database")) as postgres:
+        yield postgres
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of the database; a test that is for one only says so: ``@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)``."""
+    return str(request.param)
+
+
+@pytest.fixture
+def room(kind: str, request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Iterator[Room]:
+    from store_room import open_room
+
+    with open_room(kind, tmp_path, nursery, request.getfixturevalue("postgres") if kind == "postgres" else None) as room:
+        yield room

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from leyden.errors import Busy, LeydenError, Unavailable
@@ -40,6 +39,9 @@ class Event:
 
 @dataclass
 class History:
+    """Kept in memory, and written to ``path`` for the person who has to find out what went wrong."""
+
+    path: Path
     events: list[Event] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -54,9 +56,8 @@ class History:
         """Never the same twice in one history."""
         return next(self._numbers)
 
-    def write(self, path: Path) -> None:
-        """One JSON object a line: for the person who has to find out what went wrong."""
-        path.write_text("".join(json.dumps(to_jsonable_python(event)) + "\n" for event in self.events))
+    def write(self) -> None:
+        self.path.write_text("".join(json.dumps(to_jsonable_python(event)) + "\n" for event in self.events))
 
 
 class Witness:
@@ -66,6 +67,11 @@ class Witness:
         self.name = name
         self.history = history
         self.store = StoreClient(url, deadline)
+        self._deadline = deadline
+
+    def move_to(self, url: str) -> None:
+        """The former client must be closed."""
+        self.store = StoreClient(url, self._deadline)
 
     async def call(self, operation: str, **asked: Any) -> Event:
         """Makes the call. Never raises what the store may answer: see the event's outcome."""
@@ -86,16 +92,3 @@ class Witness:
     async def close(self) -> None:
         await self.store.close()
 
-
-def is_ok(event: Event) -> bool:
-    return event.outcome is Outcome.OK
-
-
-def by(key: Callable[[Any], Any], records: list[Any]) -> dict[Any, list[Any]]:
-    groups: dict[Any, list[Any]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    return groups
-
-
-__all__ = ["BaseModel", "Event", "History", "Outcome", "Witness", "by", "is_ok"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Row, bindparam, delete, select, update
 
-from leyden.errors import LeaseLost, NotFound
+from leyden.errors import LeaseLost
 from leyden.server.clock import microseconds
 from leyden.server.codec import clean_text, redact_text
-from leyden.server.operations import capture
+from leyden.server.operations import queues, rewards as reward_ops
 from leyden.server.operations.fence import attempt_of, lock_held
-from leyden.server.operations.transitions import Move, move, rollouts_by_id, rows_by_id
+from leyden.server.operations.transitions import CHUNK, Move, move, rollouts_by_id, rows_by_id
 from leyden.server.records import failure_kind
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
@@ -55,10 +55,10 @@ _DROP_LEASE = delete(leases).where(leases.c.rollout_id == bindparam("b_id"))
 def complete(tx: Transaction, ref: LeaseRef, rewards: Sequence[Reward]) -> Rollout:
     row = lock_held(tx, ref)
     if row is not None:
-        capture.insert_rewards(tx, ref, rewards)
+        reward_ops.insert_rewards(tx, ref, rewards)
         return _end_one(tx, row, SUCCEEDED)
     _check_repeated(tx, ref, SUCCEEDED)
-    capture.check_rewards_stored(tx, ref, rewards)
+    reward_ops.check_rewards_stored(tx, ref, rewards)
     return rollouts_by_id(tx, [ref.rollout_id])[0]
 
 
@@ -70,61 +70,79 @@ def release(tx: Transaction, ref: LeaseRef, delay: float) -> Rollout:
     return _end_held(tx, ref, Ending(AttemptState.RELEASED, delay=delay))
 
 
-def cancel(tx: Transaction, rollout_ids: Sequence[str], run_id: str | None) -> int:
-    rows = rows_by_id(tx, rollout_ids, lock=True)
-    missing = next((rollout_id for rollout_id in rollout_ids if rollout_id not in rows), None)
-    if missing is not None:
-        raise NotFound(f"rollout {missing} does not exist")
-    if run_id is not None:
-        rows.update((row.id, row) for row in tx.conn.execute(select(rollouts).where(rollouts.c.run_id == run_id)))
-    live = [row for row in rows.values() if not RolloutState(row.state).final]
-    end(tx, [(row, Ending.failed(FailureKind.CANCELLED, None)) for row in live if row.state == RolloutState.RUNNING])
+def cancel(tx: Transaction, rollout_ids: Sequence[str]) -> int:
+    """Returns how many became cancelled. Those that do not exist any more are passed over."""
+    rows = rows_by_id(tx, rollout_ids, lock=True).values()
+    live = [row for row in rows if not RolloutState(row.state).final]
+    running = [row for row in live if row.state == RolloutState.RUNNING]
     waiting = [row for row in live if row.state != RolloutState.RUNNING]
-    move(tx, [Move(row, RolloutState.CANCELLED, failure=FailureKind.CANCELLED) for row in waiting])
+    moves = [Move(row, RolloutState.CANCELLED, failure=FailureKind.CANCELLED) for row in waiting]
+    end(tx, [(row, Ending.failed(FailureKind.CANCELLED, None)) for row in running], moves)
     return len(live)
 
 
-def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]]) -> None:
-    """End the running attempt of each rollout row: the attempt is marked, the lease is gone, the rollout moves on."""
-    if not endings:
-        return
-    tx.conn.execute(
-        _END_ATTEMPT,
-        [
-            {
-                "b_id": row.id,
-                "b_number": row.attempt,
-                "b_state": ending.state.value,
-                "b_failure": ending.failure and ending.failure.value,
-                "b_error": ending.error,
-                "b_ended_at": tx.now,
-            }
-            for row, ending in endings
-        ],
-    )
-    tx.conn.execute(_DROP_LEASE, [{"b_id": row.id} for row, _ in endings])
-    move(tx, [_next_move(tx, row, ending) for row, ending in endings])
+def cancel_matching(tx: Transaction, run_id: str | None, group: str | None, after: int) -> tuple[int, int | None]:
+    """Cancel the next ``CHUNK`` of a run, of a group, or of what is in both. Returns how many became cancelled and, if there may be more,
+    where to go on."""
+    query = select(rollouts.c.id, rollouts.c.seq).where(rollouts.c.finished_at.is_(None), rollouts.c.seq > after)
+    for column, value in ((rollouts.c.run_id, run_id), (rollouts.c.group_key, group)):
+        if value is not None:
+            query = query.where(column == value)
+    found = tx.conn.execute(query.order_by(rollouts.c.seq).limit(CHUNK)).all()
+    cancelled = cancel(tx, [row.id for row in found])
+    return cancelled, found[-1].seq if len(found) == CHUNK else None
+
+
+def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]], moves: Sequence[Move] = ()) -> None:
+    """End the running attempt of each rollout row: the attempt is marked, the lease is gone, the rollout moves on. ``moves`` are made with
+    them, so that all are counted at once, in one order."""
+    endings = sorted(endings, key=lambda ending: ending[0].id)
+    if endings:
+        tx.conn.execute(
+            _END_ATTEMPT,
+            [
+                {
+                    "b_id": row.id,
+                    "b_number": row.attempt,
+                    "b_state": ending.state.value,
+                    "b_failure": ending.failure and ending.failure.value,
+                    "b_error": ending.error,
+                    "b_ended_at": tx.now,
+                }
+                for row, ending in endings
+            ],
+        )
+        tx.conn.execute(_DROP_LEASE, [{"b_id": row.id} for row, _ in endings])
+    move(tx, [*(_next_move(tx, row, ending) for row, ending in endings), *moves])
+    if endings and not tx.changes.work:
+        tx.changes.work = queues.has_limit(tx, {row.queue for row, _ in endings})
 
 
 def _next_move(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
     if ending.state is AttemptState.SUCCEEDED:
         return Move(row, RolloutState.SUCCEEDED)
     if ending.state is AttemptState.RELEASED:
-        return _queue_again(tx, row, microseconds(ending.delay), released=True)
+        return _after(tx, microseconds(ending.delay), Move(row, RolloutState.QUEUED, released=True))
     if ending.failure is FailureKind.CANCELLED:
         return Move(row, RolloutState.CANCELLED, failure=ending.failure, error=ending.error)
+    return _retry(tx, row, ending)
+
+
+def _retry(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
+    """After a failure: another try, or none. Losses have a budget of their own: they say nothing about the agent."""
+    assert ending.failure is not None
     config = RolloutConfig.model_validate_json(row.config)
-    tries = row.attempt - row.released
-    if ending.failure not in config.retry_on or tries >= config.max_attempts:
-        return Move(row, RolloutState.FAILED, failure=ending.failure, error=ending.error)
-    delay = microseconds(tx.jitter() * min(config.retry_delay * 2 ** (tries - 1), MAX_RETRY_DELAY))
-    return _queue_again(tx, row, 0 if ending.failure is FailureKind.LOST else delay)  # a lost one has waited for the whole lease already
+    lost = ending.failure is FailureKind.LOST
+    tally, budget = (row.lost + 1, config.max_lost) if lost else (row.failures + 1, config.max_attempts)
+    if ending.failure not in config.retry_on or tally >= budget:
+        return Move(row, RolloutState.FAILED, failed=not lost, lost=lost, failure=ending.failure, error=ending.error)
+    usual = 0.0 if lost else config.retry_delay  # a lost one has waited for the whole lease already
+    longest = min(config.retry_delays.get(ending.failure, usual) * 2 ** (tally - 1), MAX_RETRY_DELAY)
+    return _after(tx, microseconds(tx.jitter() * longest), Move(row, RolloutState.QUEUED, failed=not lost, lost=lost))
 
 
-def _queue_again(tx: Transaction, row: Row[Any], delay: int, released: bool = False) -> Move:
-    if delay == 0:
-        return Move(row, RolloutState.QUEUED, released=released)
-    return Move(row, RolloutState.SCHEDULED, available_at=tx.now + delay, released=released)
+def _after(tx: Transaction, delay: int, again: Move) -> Move:
+    return again if delay == 0 else replace(again, to=RolloutState.SCHEDULED, available_at=tx.now + delay)
 
 
 def _end_held(tx: Transaction, ref: LeaseRef, ending: Ending) -> Rollout:

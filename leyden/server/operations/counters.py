@@ -1,8 +1,9 @@
-"""Rollouts by run, iteration, mode and state, kept in the transaction of the write they count. Nothing ever scans to count."""
+"""Rollouts by run, iteration, mode, queue, state and failure, kept in the transaction of the write they count: nothing scans to count."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row, func, select
@@ -10,8 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from leyden.server.schema import counters
 from leyden.server.transaction import Transaction
-from leyden.types import Counts, Mode, RolloutState
-
+from leyden.types import Counts, FailureKind, Mode, RolloutState
 
 _KEY = [column.name for column in counters.primary_key]
 
@@ -22,6 +22,7 @@ def _upsert(insert: Any) -> Any:
 
 
 _ADD = {"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)}
+_SUM = select(counters.c.state, counters.c.failure, func.sum(counters.c.n).label("n")).group_by(counters.c.state, counters.c.failure)
 NONE = ""  # as failure: of a rollout that is not final, or succeeded
 
 
@@ -52,10 +53,32 @@ def shift(tx: Transaction, deltas: Counter[tuple[Bucket, RolloutState, str]]) ->
         tx.conn.execute(_ADD[tx.dialect], changes)
 
 
-def count(tx: Transaction, run_id: str, iteration: int | None, mode: Mode | None) -> Counts:
-    query = select(counters.c.state, func.sum(counters.c.n)).where(counters.c.run_id == run_id).group_by(counters.c.state)
-    if iteration is not None:
-        query = query.where(counters.c.iteration == iteration)
-    if mode is not None:
-        query = query.where(counters.c.mode == mode.value)
-    return Counts(**{state: int(n) for state, n in tx.conn.execute(query)})
+def count(tx: Transaction, run_id: str | None, iteration: int | None, mode: Mode | None, queue: str | None) -> Counts:
+    """None: all of them."""
+    query = _SUM
+    for column, value in (
+        (counters.c.run_id, run_id),
+        (counters.c.iteration, iteration),
+        (counters.c.mode, mode),
+        (counters.c.queue, queue),
+    ):
+        if value is not None:
+            query = query.where(column == value)
+    return _counts((row.state, row.failure, int(row.n)) for row in tx.conn.execute(query))
+
+
+def by_queue(tx: Transaction) -> dict[str, Counts]:
+    found: defaultdict[str, list[tuple[str, str, int]]] = defaultdict(list)
+    for row in tx.conn.execute(_SUM.add_columns(counters.c.queue).group_by(counters.c.queue)):
+        found[row.queue].append((row.state, row.failure, int(row.n)))
+    return {name: _counts(rows) for name, rows in found.items()}
+
+
+def _counts(rows: Iterable[tuple[str, str, int]]) -> Counts:
+    states: Counter[str] = Counter()
+    failures: dict[FailureKind, int] = {}
+    for state, failure, n in rows:
+        states[state] += n
+        if state == RolloutState.FAILED and n:
+            failures[FailureKind(failure)] = n
+    return Counts(**states, failures=failures)

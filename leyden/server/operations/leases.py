@@ -1,163 +1,27 @@
-"""Leases: taken by a claim, kept by heartbeats, swept when nobody keeps them."""
+"""Leases: what their keys stand for, how heartbeats keep them, how they are swept when nobody does. Claims make them (``claims``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row, bindparam, func, insert, literal_column, or_, select, update
 
 from leyden.errors import LeaseLost, NotFound
-from leyden.server import records
 from leyden.server.clock import microseconds
 from leyden.server.operations.attempts import Ending, end
-from leyden.server.operations.fence import attempt_key, key_hash
-from leyden.server.operations.resources import alive_ids, latest_row
-from leyden.server.operations.transitions import Move, move, rows_by_id
+from leyden.server.operations.fence import key_hash
+from leyden.server.operations.resources import versions
+from leyden.server.operations.transitions import Move, rows_by_id
 from leyden.server.schema import attempts, leases, meta, resources, rollouts, runs, workers
 from leyden.server.transaction import Transaction
-from leyden.types import AttemptBinding, AttemptState, FailureKind, Lease, LeaseRef, Mode, Resources, RolloutConfig, RolloutState, Verdict
+from leyden.types import AttemptBinding, AttemptState, FailureKind, LeaseRef, Mode, RolloutState, Verdict
 
 DEFAULT_LEASE = 60.0  # seconds
 SWEEP_LIMIT = 500  # rows of each kind in one sweep, so that a large one never holds the writer for long
 
 
-@dataclass(frozen=True)
-class ClaimRequest:
-    worker_id: str
-    limit: int
-    lease_seconds: float
-    request_id: str | None
-    look_up: bool = True  # whether the request id may have been served before
-
-
-_READY = (
-    select(rollouts)
-    .where(
-        literal_column("state = 'queued'"),  # literal: a bound value would not match the partial index
-        or_(
-            (rollouts.c.resources_id.is_(None)) & (bindparam("unpinned") == 1),
-            rollouts.c.resources_id.in_(alive_ids()),
-        ),
-    )
-    .order_by(rollouts.c.priority, rollouts.c.seq)
-    .limit(bindparam("limit"))
-    .with_for_update(skip_locked=True)
-)
-_GIVEN = (
-    select(attempts.c.rollout_id, attempts.c.number, attempts.c.token, attempts.c.resources_id, leases.c.duration, leases.c.deadline_at)
-    .outerjoin_from(attempts, leases, (leases.c.rollout_id == attempts.c.rollout_id) & (leases.c.token == attempts.c.token))
-    .where(attempts.c.request_id == bindparam("request_id"), attempts.c.worker_id == bindparam("worker_id"))
-)
-
-
-# -- claim -------------------------------------------------------------------------------------------------------------
-
-
-def claim(tx: Transaction, requests: Sequence[ClaimRequest]) -> list[list[Lease]]:
-    """Serve ``requests`` in their order from what is ready, best priority first. One answer each, empty when nothing was left."""
-    answers: list[list[Lease] | None] = [_given_before(tx, request) for request in requests]
-    wanted = sum(request.limit for request, answer in zip(requests, answers, strict=True) if answer is None)
-    latest = latest_row(tx)
-    latest_id = None if latest is None else latest.id
-    unpinned = int(latest is None or records.resources(latest, tx.now).alive)
-    ready = list(tx.conn.execute(_READY, {"limit": wanted, "unpinned": unpinned, "now": tx.now})) if wanted else []
-    taken: list[tuple[ClaimRequest, Row[Any], str | None]] = []
-    shares: list[range | None] = []
-    for request, answer in zip(requests, answers, strict=True):
-        if answer is not None:
-            shares.append(None)
-            continue
-        first = len(taken)
-        for row in ready[first : first + request.limit]:
-            taken.append((request, row, row.resources_id or latest_id))
-        shares.append(range(first, len(taken)))
-    made = _take(tx, taken)
-    return [answer if answer is not None else [made[i] for i in share or ()] for answer, share in zip(answers, shares, strict=True)]
-
-
-def _given_before(tx: Transaction, request: ClaimRequest) -> list[Lease] | None:
-    """What a claim with this request id was given, as far as it is still held; None if it was given nothing."""
-    if request.request_id is None or not request.look_up:
-        return None
-    given = tx.conn.execute(_GIVEN, {"request_id": request.request_id, "worker_id": request.worker_id}).all()
-    if not given:
-        return None
-    held = [row for row in given if row.deadline_at is not None]
-    rows = rows_by_id(tx, [row.rollout_id for row in held])
-    versions = _versions(tx, {row.resources_id for row in held})
-    return [
-        _lease(
-            tx,
-            rows[row.rollout_id],
-            LeaseRef(rollout_id=row.rollout_id, attempt=row.number, token=row.token),
-            versions.get(row.resources_id),
-            row.duration,
-            row.deadline_at,
-        )
-        for row in held
-    ]
-
-
-def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, Row[Any], str | None]]) -> list[Lease]:
-    if not taken:
-        return []
-    move(tx, [Move(row, RolloutState.RUNNING, claimed=True) for _, row, _ in taken])
-    rows = rows_by_id(tx, [row.id for _, row, _ in taken])
-    versions = _versions(tx, {resources_id for _, _, resources_id in taken})
-    made, lease_rows, attempt_rows = [], [], []
-    for request, old, resources_id in taken:
-        row = rows[old.id]
-        ref = LeaseRef(rollout_id=row.id, attempt=row.attempt, token=row.lease_token)
-        duration = microseconds(request.lease_seconds)
-        deadline = tx.now + microseconds(RolloutConfig.model_validate_json(row.config).attempt_timeout)
-        lease = _lease(tx, row, ref, versions.get(resources_id), duration, deadline)
-        made.append(lease)
-        lease_rows.append(
-            {
-                "rollout_id": ref.rollout_id,
-                "attempt": ref.attempt,
-                "token": ref.token,
-                "worker_id": request.worker_id,
-                "queue": row.queue,
-                "duration": duration,
-                "expires_at": tx.now + duration,
-                "deadline_at": deadline,
-            }
-        )
-        attempt_rows.append(
-            {
-                "rollout_id": ref.rollout_id,
-                "number": ref.attempt,
-                "token": ref.token,
-                "state": AttemptState.RUNNING.value,
-                "worker_id": request.worker_id,
-                "resources_id": resources_id,
-                "key_hash": key_hash(lease.key),
-                "request_id": request.request_id,
-                "started_at": tx.now,
-            }
-        )
-    tx.conn.execute(insert(leases), lease_rows)
-    tx.conn.execute(insert(attempts), attempt_rows)
-    return made
-
-
-def _lease(tx: Transaction, row: Row[Any], ref: LeaseRef, pinned: Resources | None, duration: int, deadline: int) -> Lease:
-    return Lease(
-        ref=ref,
-        rollout=records.rollout(row),
-        resources=pinned,
-        key=attempt_key(tx, ref),
-        lease_seconds=duration / 1e6,
-        timeout_seconds=max(0.0, (deadline - tx.now) / 1e6),
-    )
-
-
-def _versions(tx: Transaction, ids: set[str | None]) -> dict[str | None, Resources]:
-    query = select(resources).where(resources.c.id.in_([resources_id for resources_id in ids if resources_id is not None]))
-    return {row.id: records.resources(row, tx.now) for row in tx.conn.execute(query)}
+# -- keys --------------------------------------------------------------------------------------------------------------
 
 
 def resolve_key(tx: Transaction, key: str) -> AttemptBinding:
@@ -185,13 +49,18 @@ def _binding(tx: Transaction, attempt: Row[Any]) -> AttemptBinding:
         run_id=row.run_id,
         iteration=row.iteration,
         mode=Mode(row.mode),
-        resources=_versions(tx, {attempt.resources_id}).get(attempt.resources_id),
+        resources=versions(tx, {attempt.resources_id}).get(attempt.resources_id),
     )
 
 
 # -- heartbeat ---------------------------------------------------------------------------------------------------------
 
-_HELD = select(leases).where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+_HELD = (  # locked in order: beats of two workers, or a beat and an ending, never wait for each other in a circle
+    select(leases)
+    .where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+    .order_by(leases.c.rollout_id)
+    .with_for_update(key_share=True)
+)
 _EXTEND = update(leases).where(leases.c.rollout_id == bindparam("b_id")).values(expires_at=bindparam("b_expires_at"))
 _CANCELLED = select(attempts.c.rollout_id, attempts.c.token).where(
     attempts.c.rollout_id.in_(bindparam("ids", expanding=True)), attempts.c.state == AttemptState.CANCELLED.value
@@ -200,9 +69,12 @@ _SEEN = update(workers).where(workers.c.id == bindparam("b_id")).values(last_see
 
 
 def heartbeat(tx: Transaction, worker_id: str, refs: Sequence[LeaseRef], lease_seconds: float | None) -> list[Verdict]:
+    verdicts = _extend(tx, refs, lease_seconds) if refs else []
     tx.conn.execute(_SEEN, {"b_id": worker_id, "b_now": tx.now})
-    if not refs:
-        return []
+    return verdicts
+
+
+def _extend(tx: Transaction, refs: Sequence[LeaseRef], lease_seconds: float | None) -> list[Verdict]:
     ids = [ref.rollout_id for ref in refs]
     durations = {(row.rollout_id, row.token): row.duration for row in tx.conn.execute(_HELD, {"ids": ids})}
     held = {ref: durations[ref.rollout_id, ref.token] for ref in refs if (ref.rollout_id, ref.token) in durations}
@@ -239,9 +111,8 @@ def sweep(tx: Transaction, last: int | None, stall: int) -> bool:
     found = tx.conn.execute(_OVERDUE, {"now": tx.now}).scalars().all()
     rows = rows_by_id(tx, sorted(found), lock=True)
     overdue = list(tx.conn.execute(_STILL_OVERDUE, {"now": tx.now, "ids": list(rows)}))  # a beat may have come before the lock
-    end(tx, [(rows[lease.rollout_id], _ending(lease)) for lease in overdue])
     due = list(tx.conn.execute(_DUE, {"now": tx.now}))
-    move(tx, [Move(row, RolloutState.QUEUED) for row in due])
+    end(tx, [(rows[lease.rollout_id], _ending(lease)) for lease in overdue], [Move(row, RolloutState.QUEUED) for row in due])
     return len(found) == SWEEP_LIMIT or len(due) == SWEEP_LIMIT
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Row, Select, bindparam, insert, or_, select, update
 from leyden.errors import Conflict, InvalidRequest, LeaseLost, NotFound
 from leyden.server import records
 from leyden.server.clock import microseconds
-from leyden.server.codec import digest, encode, redact_text
+from leyden.server.codec import clean_text, digest, encode, redact_text
 from leyden.server.schema import resources
 from leyden.server.transaction import Transaction
 from leyden.types import LLM, Resource, Resources
@@ -29,6 +29,14 @@ def latest_row(tx: Transaction) -> Row[Any] | None:
     return tx.conn.execute(_LATEST).first()
 
 
+def versions(tx: Transaction, ids: set[str | None]) -> dict[str | None, Resources]:
+    """Those that exist among ``ids``."""
+    wanted = [resources_id for resources_id in ids if resources_id is not None]
+    if not wanted:
+        return {}
+    return {row.id: records.resources(row, tx.now) for row in tx.conn.execute(select(resources).where(resources.c.id.in_(wanted)))}
+
+
 def add(tx: Transaction, new: dict[str, Resource], lease_seconds: float | None, idempotency_key: str | None) -> Resources:
     for name, item in new.items():
         if isinstance(item, LLM) and item.api_key is not None and redact_text(f"Bearer {item.api_key}") != f"Bearer {item.api_key}":
@@ -39,6 +47,7 @@ def add(tx: Transaction, new: dict[str, Resource], lease_seconds: float | None, 
     body = encode(new)
     request_hash = digest(body)
     if idempotency_key is not None:
+        idempotency_key = clean_text(idempotency_key)
         used = tx.conn.execute(select(resources).where(resources.c.idempotency_key == idempotency_key)).first()
         if used is not None and used.request_hash != request_hash:
             raise Conflict(f"idempotency key {idempotency_key!r} already added different resources", "use a key of its own")
@@ -60,7 +69,7 @@ def add(tx: Transaction, new: dict[str, Resource], lease_seconds: float | None, 
 
 
 def keep(tx: Transaction, resources_id: str, lease_seconds: float) -> Resources:
-    row = _row(tx, resources_id)
+    row = _row(tx, resources_id, lock=True)
     if row.retired_at is not None:
         raise LeaseLost(f"resources {resources_id} were retired")
     if row.alive_until is not None:
@@ -71,7 +80,7 @@ def keep(tx: Transaction, resources_id: str, lease_seconds: float) -> Resources:
 
 
 def retire(tx: Transaction, resources_id: str) -> Resources:
-    if _row(tx, resources_id).retired_at is None:
+    if _row(tx, resources_id, lock=True).retired_at is None:
         tx.conn.execute(update(resources).where(resources.c.id == resources_id).values(retired_at=tx.now))
     return get(tx, resources_id)
 
@@ -85,8 +94,9 @@ def get(tx: Transaction, resources_id: str | None) -> Resources:
     return records.resources(row, tx.now)
 
 
-def _row(tx: Transaction, resources_id: str) -> Row[Any]:
-    row = tx.conn.execute(select(resources).where(resources.c.id == resources_id)).first()
+def _row(tx: Transaction, resources_id: str, lock: bool = False) -> Row[Any]:
+    query = select(resources).where(resources.c.id == resources_id)
+    row = tx.conn.execute(query.with_for_update() if lock else query).first()
     if row is None:
         raise NotFound(f"resources {resources_id} do not exist")
     return row

@@ -1,70 +1,105 @@
-"""Queueing rollouts and reading them back."""
+"""Queueing rollouts, again on request, and reading them back."""
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, insert, select, update
 
-from leyden.errors import Conflict, InvalidRequest, NotFound
+from leyden.errors import Conflict, InvalidRequest, LeydenError, NotFound
 from leyden.server import records
-from leyden.server.codec import digest, encode
+from leyden.server.clock import microseconds
+from leyden.server.codec import clean_text, digest, encode
 from leyden.server.operations import counters
 from leyden.server.operations.counters import NONE, Bucket
 from leyden.server.operations.resources import alive_ids
-from leyden.server.operations.transitions import CHUNK, rollouts_by_id, rows_by_id
+from leyden.server.operations.transitions import CHUNK, Move, move, rollouts_by_id, rows_by_id
 from leyden.server.schema import attempts, resources, rollouts
 from leyden.server.transaction import Transaction
-from leyden.types import Attempt, Mode, NewRollout, Rollout, RolloutState
+from leyden.types import DEFAULT_QUEUE, Attempt, NewRollout, Record, Rollout, RolloutState
 
-MAX_LIST = 10_000
-
-_BY_KEY = select(rollouts.c.id, rollouts.c.idempotency_key, rollouts.c.request_hash).where(
-    rollouts.c.idempotency_key.in_(bindparam("keys", expanding=True))
+# A row that is found stays until the end of the transaction: it is kept from being pruned.
+_BY_KEY = (
+    select(rollouts.c.id, rollouts.c.idempotency_key, rollouts.c.request_hash)
+    .where(rollouts.c.idempotency_key.in_(bindparam("keys", expanding=True)))
+    .with_for_update(read=True, key_share=True)
 )
-_FINAL = [state.value for state in RolloutState if state.final]
 _MOVE_TO = (
     update(rollouts)
     .where(
         rollouts.c.id == bindparam("b_id"), rollouts.c.finished_at.is_(None), rollouts.c.resources_id.is_distinct_from(bindparam("b_to"))
     )
-    .values(resources_id=bindparam("b_to"))
+    .values(resources_id=bindparam("b_to"), revision=bindparam("b_revision"))
 )
+_IN_64_BITS = range(-(2**63), 2**63)
 
 
 def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
     """Queue all or none; see ``Store.enqueue``."""
-    _check_resources(tx, {item.resources_id for item in new if item.resources_id is not None})
-    known = _by_key(tx, [item.idempotency_key for item in new if item.idempotency_key is not None])
+    missing = _missing_resources(tx, {item.resources_id for item in new if item.resources_id is not None})
+    known = _by_key(tx, [clean_text(item.idempotency_key) for item in new if item.idempotency_key is not None])
     ids: list[str] = []
     rows: list[dict[str, Any]] = []
     named: dict[str, str | None] = {}
-    for item in new:
-        request_hash = digest(encode(item.model_copy(update={"idempotency_key": None, "resources_id": None})))
-        used = known.get(item.idempotency_key) if item.idempotency_key is not None else None
-        if used is not None:
-            rollout_id, first_hash = used
-            if first_hash != request_hash:
-                raise Conflict(f"idempotency key {item.idempotency_key!r} already queued a different rollout", "use a key of its own")
-            named[rollout_id] = item.resources_id
-        else:
-            rollout_id = f"ro-{secrets.token_hex(10)}"
-            rows.append(_row(tx, item, rollout_id, request_hash))
-            if item.idempotency_key is not None:
-                known[item.idempotency_key] = rollout_id, request_hash
+    for position, item in enumerate(new):
+        try:
+            if item.resources_id in missing:
+                raise NotFound(f"resources {item.resources_id} do not exist", "add them before you queue rollouts for them")
+            request_hash = hash_of(item)
+            key = None if item.idempotency_key is None else clean_text(item.idempotency_key)
+            used = None if key is None else known.get(key)
+            if used is not None:
+                rollout_id, first_hash = used
+                if first_hash != request_hash:
+                    raise Conflict(f"idempotency key {key!r} already queued a different rollout", "use a key of its own")
+                named[rollout_id] = item.resources_id
+            else:
+                rollout_id = f"ro-{secrets.token_hex(10)}"
+                rows.append(_row(tx, item, rollout_id, request_hash))
+                if key is not None:
+                    known[key] = rollout_id, request_hash
+        except LeydenError as error:
+            raise type(error)(f"rollouts.{position}: {error.message}", error.hint) from error
         ids.append(rollout_id)
     if rows:
         tx.conn.execute(insert(rollouts), rows)
         added = Counter(
-            (Bucket.named(row["run_id"], row["iteration"], row["mode"], row["queue"]), RolloutState.QUEUED, NONE) for row in rows
+            (Bucket.named(row["run_id"], row["iteration"], row["mode"], row["queue"]), RolloutState(row["state"]), NONE) for row in rows
         )
         counters.shift(tx, added)
-        tx.changes.work = True
+        tx.changes.work |= any(row["state"] == RolloutState.QUEUED for row in rows)
     _move_to(tx, named)
     return rollouts_by_id(tx, ids)
+
+
+def hash_of(item: NewRollout) -> str:
+    """Of what makes it another rollout than one queued under the same key. Fields that older clients did not know are left out where they
+    say what those meant: they retry the keys that they queued by."""
+    config = _without(item.config, {"max_lost": 3, "retry_delays": {}})
+    fields = _without(item, {"queue": DEFAULT_QUEUE, "delay": 0.0}) | {"config": config, "idempotency_key": None, "resources_id": None}
+    return digest(encode(fields))
+
+
+def _without(record: Record, usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record if not (name in usual and usual[name] == value)}
+
+
+def requeue(tx: Transaction, rollout_ids: Sequence[str], request_id: str) -> list[Rollout]:
+    """Queue final ones again, all or none, as if they had never been tried: their next attempt is a new one."""
+    rows = rows_by_id(tx, rollout_ids, lock=True)
+    for position, rollout_id in enumerate(rollout_ids):
+        row = rows.get(rollout_id)
+        if row is None:
+            raise NotFound(f"rollout_ids.{position}: rollout {rollout_id} does not exist")
+        if row.requeue_id != request_id and not RolloutState(row.state).final:
+            raise Conflict(
+                f"rollout_ids.{position}: rollout {rollout_id} is {row.state}, not final", "cancel it first, or wait until it has ended"
+            )
+    move(tx, [Move(row, RolloutState.QUEUED, again=request_id) for row in rows.values() if row.requeue_id != request_id])
+    return rollouts_by_id(tx, rollout_ids)
 
 
 def _move_to(tx: Transaction, named: Mapping[str, str | None]) -> None:
@@ -73,16 +108,23 @@ def _move_to(tx: Transaction, named: Mapping[str, str | None]) -> None:
     if not named:
         return
     alive = set(tx.conn.execute(alive_ids(), {"now": tx.now}).scalars()) if any(named.values()) else set()
-    moves = [{"b_id": rollout_id, "b_to": to} for rollout_id, to in named.items() if to is None or to in alive]
+    moves = [
+        {"b_id": rollout_id, "b_to": to, "b_revision": tx.revision} for rollout_id, to in sorted(named.items()) if to is None or to in alive
+    ]
     if moves:
         tx.conn.execute(_MOVE_TO, moves)
         tx.changes.work = True
 
 
 def _row(tx: Transaction, item: NewRollout, rollout_id: str, request_hash: str) -> dict[str, Any]:
+    for name, number in (("iteration", item.iteration), ("episode.seed", item.episode.seed)):
+        if number is not None and number not in _IN_64_BITS:
+            raise InvalidRequest(f"{name}: {number} is beyond 64 bits")
+    delay = microseconds(item.delay)
     return {
         "id": rollout_id,
-        "state": RolloutState.QUEUED.value,
+        "state": (RolloutState.SCHEDULED if delay else RolloutState.QUEUED).value,
+        "available_at": tx.now + delay if delay else None,
         "mode": item.mode.value,
         "queue": item.queue,
         "priority": item.priority,
@@ -117,10 +159,10 @@ def _by_key(tx: Transaction, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     return known
 
 
-def _check_resources(tx: Transaction, ids: set[str]) -> None:
-    for resources_id in ids:
-        if tx.conn.execute(select(resources.c.id).where(resources.c.id == resources_id)).first() is None:
-            raise NotFound(f"resources {resources_id} do not exist", "add them before you queue rollouts for them")
+def _missing_resources(tx: Transaction, ids: set[str]) -> set[str]:
+    if not ids:
+        return set()
+    return ids - set(tx.conn.execute(select(resources.c.id).where(resources.c.id.in_(ids))).scalars())
 
 
 def get(tx: Transaction, rollout_id: str) -> Rollout:
@@ -128,40 +170,6 @@ def get(tx: Transaction, rollout_id: str) -> Rollout:
     if row is None:
         raise NotFound(f"rollout {rollout_id} does not exist")
     return records.rollout(row)
-
-
-def listing(
-    tx: Transaction,
-    run_id: str | None,
-    iteration: int | None,
-    mode: Mode | None,
-    state: RolloutState | None,
-    ids: Sequence[str] | None,
-    after: str | None,
-    limit: int,
-) -> list[Rollout]:
-    if not 1 <= limit <= MAX_LIST:
-        raise InvalidRequest(f"limit: must be between 1 and {MAX_LIST}", "page on with after=<the last id>")
-    query = select(rollouts).order_by(rollouts.c.seq).limit(limit)
-    for column, value in (
-        (rollouts.c.run_id, run_id),
-        (rollouts.c.iteration, iteration),
-        (rollouts.c.mode, mode),
-        (rollouts.c.state, state),
-    ):
-        if value is not None:
-            query = query.where(column == value)
-    if after is not None:
-        seq = tx.conn.execute(select(rollouts.c.seq).where(rollouts.c.id == after)).scalar()
-        if seq is None:
-            raise NotFound(f"rollout {after} does not exist")
-        query = query.where(rollouts.c.seq > seq)
-    if ids is None:
-        return [records.rollout(row) for row in tx.conn.execute(query)]
-    found = [
-        row for start in range(0, len(ids), CHUNK) for row in tx.conn.execute(query.where(rollouts.c.id.in_(ids[start : start + CHUNK])))
-    ]
-    return [records.rollout(row) for row in sorted(set(found), key=lambda row: row.seq)[:limit]]
 
 
 def list_attempts(tx: Transaction, rollout_id: str) -> list[Attempt]:
@@ -174,8 +182,20 @@ def list_attempts(tx: Transaction, rollout_id: str) -> list[Attempt]:
 
 def final_ids(tx: Transaction, ids: Sequence[str]) -> set[str]:
     """The final ones among ``ids``. Raises ``NotFound`` for one that does not exist."""
-    rows = rows_by_id(tx, ids)
-    missing = next((rollout_id for rollout_id in ids if rollout_id not in rows), None)
+    known = {row.id: row.finished_at is not None for row in _endings(tx, ids)}
+    missing = next((rollout_id for rollout_id in ids if rollout_id not in known), None)
     if missing is not None:
         raise NotFound(f"rollout {missing} does not exist")
-    return {rollout_id for rollout_id, row in rows.items() if row.state in _FINAL}
+    return {rollout_id for rollout_id, final in known.items() if final}
+
+
+def final_among(tx: Transaction, ids: Sequence[str]) -> set[str]:
+    return {row.id for row in _endings(tx, ids) if row.finished_at is not None}
+
+
+_ENDINGS = select(rollouts.c.id, rollouts.c.finished_at).where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
+
+
+def _endings(tx: Transaction, ids: Sequence[str]) -> Iterator[Any]:
+    for start in range(0, len(ids), CHUNK):
+        yield from tx.conn.execute(_ENDINGS, {"ids": ids[start : start + CHUNK]})

@@ -16,7 +16,7 @@ from leyden.types import Run, RunState
 
 
 def start(tx: Transaction, run_id: str, config: dict[str, Any], lease_seconds: float, take_over: bool, request_id: str | None) -> Run:
-    row = tx.conn.execute(select(runs).where(runs.c.id == run_id)).first()
+    row = tx.conn.execute(select(runs).where(runs.c.id == run_id).with_for_update()).first()
     if row is not None and request_id is not None and row.request_id == request_id:
         return records.run(row)
     if row is not None and row.state == RunState.RUNNING and row.alive_until > tx.now and not take_over:
@@ -68,15 +68,16 @@ def listing(tx: Transaction, limit: int) -> list[Run]:
     return [records.run(row) for row in tx.conn.execute(select(runs).order_by(runs.c.seq.desc()).limit(limit))]
 
 
-def _row(tx: Transaction, run_id: str) -> Row[Any]:
-    row = tx.conn.execute(select(runs).where(runs.c.id == run_id)).first()
+def _row(tx: Transaction, run_id: str, lock: bool = False) -> Row[Any]:
+    query = select(runs).where(runs.c.id == run_id)
+    row = tx.conn.execute(query.with_for_update() if lock else query).first()
     if row is None:
         raise NotFound(f"run {run_id} does not exist")
     return row
 
 
 def _fenced(tx: Transaction, run_id: str, epoch: int) -> Row[Any]:
-    row = _row(tx, run_id)
+    row = _row(tx, run_id, lock=True)
     if row.epoch != epoch:
         raise LeaseLost(f"run {run_id} is in epoch {row.epoch}: epoch {epoch} was taken over")
     return row

@@ -31,12 +31,18 @@ ALLOWED: dict[RolloutState, frozenset[RolloutState]] = {
 
 @dataclass(frozen=True)
 class Move:
-    """One rollout to its next state. ``available_at`` is for a scheduled one, ``failure`` and ``error`` for a final one."""
+    """One rollout to its next state. ``available_at`` is for a scheduled one, ``failure`` and ``error`` for a final one.
+
+    ``claimed``, ``failed``, ``lost``, ``released``: what is counted with it. ``again``: a final one is queued anew and counts from nothing.
+    """
 
     row: Row[Any]
     to: RolloutState
     claimed: bool = False
+    failed: bool = False
+    lost: bool = False
     released: bool = False
+    again: str | None = None  # the request that asked for it
     available_at: int | None = None
     failure: FailureKind | None = None
     error: str | None = None
@@ -49,8 +55,11 @@ _SET = (
     .values(
         state=bindparam("b_state"),
         lease_token=rollouts.c.lease_token + 1,
-        attempt=rollouts.c.attempt + bindparam("b_claimed"),
-        released=rollouts.c.released + bindparam("b_released"),
+        attempt=bindparam("b_attempt"),
+        failures=bindparam("b_failures"),
+        lost=bindparam("b_lost"),
+        released=bindparam("b_released"),
+        requeue_id=bindparam("b_requeue_id"),
         available_at=bindparam("b_available_at"),
         failure=bindparam("b_failure"),
         error=bindparam("b_error"),
@@ -59,7 +68,8 @@ _SET = (
     )
 )
 _BY_ID = select(rollouts).where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
-_LOCKED_BY_ID = _BY_ID.order_by(rollouts.c.id).with_for_update()  # of nothing to SQLite, where one transaction writes at a time
+# Of nothing to SQLite, where one transaction writes at a time.
+_LOCKED_BY_ID = _BY_ID.order_by(rollouts.c.id).with_for_update(key_share=True)
 
 
 def move(tx: Transaction, moves: Sequence[Move]) -> None:
@@ -70,7 +80,7 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
     values = []
     for step in moves:
         row, before = step.row, RolloutState(step.row.state)
-        if step.to not in ALLOWED[before]:
+        if not (before.final if step.again else step.to in ALLOWED[before]):
             raise Conflict(f"rollout {row.id} is {before}: it cannot become {step.to}")
         failure = step.failure.value if step.failure and step.to.final else None
         deltas[Bucket.of(row), before, row.failure or NONE] -= 1
@@ -80,8 +90,11 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
                 "b_id": row.id,
                 "b_token": row.lease_token,
                 "b_state": step.to.value,
-                "b_claimed": int(step.claimed),
-                "b_released": int(step.released),
+                "b_attempt": row.attempt + step.claimed,
+                "b_failures": 0 if step.again else row.failures + step.failed,
+                "b_lost": 0 if step.again else row.lost + step.lost,
+                "b_released": 0 if step.again else row.released + step.released,
+                "b_requeue_id": step.again or row.requeue_id,
                 "b_available_at": step.available_at,
                 "b_failure": failure,
                 "b_error": step.error,

@@ -18,7 +18,9 @@ router = APIRouter()
 async def claim(call: Call) -> list[Lease]:
     """A client that goes away while it waits leaves no lease behind."""
     body = await call.read(messages.Claim)
-    claiming = asyncio.create_task(call.store.claim(body.worker_id, body.limit, body.wait, body.lease_seconds, body.request_id))
+    claiming = asyncio.create_task(
+        call.store.claim(body.worker_id, body.limit, body.wait, body.lease_seconds, body.request_id, body.queues)
+    )
     leaving = asyncio.create_task(_disconnect(call.request))
     try:
         await asyncio.wait({claiming, leaving}, return_when=asyncio.FIRST_COMPLETED)

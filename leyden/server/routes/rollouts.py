@@ -3,6 +3,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from leyden.server import messages
+from leyden.server.queries import RolloutQuery
 from leyden.server.wire import Call, route
 from leyden.types import Attempt, AttemptBinding, Rollout
 
@@ -16,8 +17,8 @@ async def enqueue(call: Call) -> list[Rollout]:
 
 @route(router, "POST", "/v1/rollouts/query")
 async def list_rollouts(call: Call) -> list[Rollout]:
-    query = await call.read(messages.RolloutQuery)
-    return await call.store.list_rollouts(query.run_id, query.iteration, query.mode, query.state, query.ids, query.after, query.limit)
+    query = await call.read(RolloutQuery)
+    return await call.store.list_rollouts(**dict(query))  # type: ignore[arg-type]
 
 
 @route(router, "POST", "/v1/rollouts/wait")
@@ -29,7 +30,13 @@ async def wait_rollouts(call: Call) -> list[Rollout]:
 @route(router, "POST", "/v1/rollouts/cancel")
 async def cancel(call: Call) -> int:
     body = await call.read(messages.Cancel)
-    return await call.store.cancel(body.rollout_ids, body.run_id)
+    return await call.store.cancel(body.rollout_ids, body.run_id, body.group)
+
+
+@route(router, "POST", "/v1/rollouts/requeue")
+async def requeue(call: Call) -> list[Rollout]:
+    body = await call.read(messages.Requeue)
+    return await call.store.requeue(body.rollout_ids, body.request_id)
 
 
 @route(router, "GET", "/v1/rollouts/{rollout_id}")

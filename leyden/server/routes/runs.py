@@ -4,18 +4,13 @@ from fastapi import APIRouter
 
 from leyden.server import messages
 from leyden.server.wire import Call, route
-from leyden.types import Counts, Mode, Record, Run
+from leyden.types import Record, Run
 
 router = APIRouter()
 
 
 class _Page(Record):
     limit: int = 100
-
-
-class _Slice(Record):
-    iteration: int | None = None
-    mode: Mode | None = None
 
 
 @route(router, "GET", "/v1/runs")
@@ -26,12 +21,6 @@ async def list_runs(call: Call) -> list[Run]:
 @route(router, "GET", "/v1/runs/{run_id}")
 async def get_run(call: Call) -> Run:
     return await call.store.get_run(call.path["run_id"])
-
-
-@route(router, "GET", "/v1/runs/{run_id}/counts")
-async def count(call: Call) -> Counts:
-    part = call.query(_Slice)
-    return await call.store.count(call.path["run_id"], part.iteration, part.mode)
 
 
 @route(router, "POST", "/v1/runs/{run_id}/start")

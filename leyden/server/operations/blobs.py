@@ -1,0 +1,65 @@
+"""The pieces of large values: stored once, counted by their users, checked when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Table, bindparam, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from leyden.errors import LeydenError
+from leyden.server.operations.transitions import CHUNK
+from leyden.server.packing import Pieces, are_packed_ids, is_packed_json, piece_keys
+from leyden.server.schema import blob_uses, blobs, generations, spans
+from leyden.server.transaction import Transaction
+
+_JSON = {spans: ("attributes", "events", "links", "resource"), generations: ("request", "response")}
+_IDS: dict[Table, tuple[str, ...]] = {spans: (), generations: ("prompt_token_ids",)}
+
+
+def _insert(insert: Any) -> tuple[Any, Any]:
+    return insert(blobs).on_conflict_do_nothing(), insert(blob_uses).on_conflict_do_nothing()
+
+
+_KEEP = {"sqlite": _insert(sqlite.insert), "postgresql": _insert(postgresql.insert)}
+_PIECES = select(blobs).where(blobs.c.sha256.in_(bindparam("keys", expanding=True)))
+
+
+def store_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[str, Any]], pieces: Mapping[bytes, bytes]) -> None:
+    """What ``rows`` need of ``pieces``, used by each row's rollout, or by its trace where it has none."""
+    uses = {(key, row["rollout_id"] or row["trace_id"]) for row in rows for key in _keys(table, row)}
+    if not uses:
+        return
+    keep_piece, keep_use = _KEEP[tx.dialect]
+    # In order, so that two writers of the same pieces wait for each other and never for ever.
+    tx.conn.execute(keep_piece, [{"sha256": key, "data": pieces[key]} for key in sorted({key for key, _ in uses})])
+    tx.conn.execute(keep_use, [{"sha256": key, "owner": owner} for key, owner in sorted(uses)])
+
+
+def load_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[str, Any]]) -> Pieces:
+    """All that ``rows`` need. Raises ``LeydenError`` for one that is missing or is not what it was."""
+    keys = sorted({key for row in rows for key in _keys(table, row)})
+    pieces: Pieces = {}
+    for start in range(0, len(keys), CHUNK):
+        pieces.update(_load(tx, keys[start : start + CHUNK]))
+    return pieces
+
+
+def _load(tx: Transaction, keys: Sequence[bytes]) -> Pieces:
+    found: Pieces = {row.sha256: row.data for row in tx.conn.execute(_PIECES, {"keys": keys})}
+    for key in keys:
+        if key not in found or sha256(found[key]).digest() != key:
+            state = "has changed" if key in found else "is missing"
+            raise LeydenError(f"piece {key.hex()[:12]} of a captured value {state}", "the database is damaged: restore a backup")
+    return found
+
+
+def _keys(table: Table, row: Mapping[str, Any]) -> Iterator[bytes]:
+    for column in _JSON[table]:
+        if (data := row[column]) is not None and is_packed_json(data):
+            yield from piece_keys(data)
+    for column in _IDS[table]:
+        if (data := row[column]) is not None and are_packed_ids(data):
+            yield from piece_keys(data)

@@ -1,0 +1,64 @@
+"""What spans, generations and rewards have in common: they belong to attempts, in time or late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Table, bindparam, select
+
+from leyden.server.operations.fence import attempt_of, is_held
+from leyden.server.operations.transitions import CHUNK
+from leyden.server.schema import attempts, leases, rollouts
+from leyden.server.transaction import Transaction
+from leyden.types import LeaseRef
+
+# Kept from being deleted until the transaction ends: what is stored under an attempt is pruned with it.
+_ATTEMPTS = (
+    select(attempts.c.rollout_id, attempts.c.number)
+    .where(attempts.c.rollout_id.in_(bindparam("ids", expanding=True)))
+    .order_by(attempts.c.rollout_id, attempts.c.number)
+    .with_for_update(read=True, key_share=True)
+)
+_LEASES = (
+    select(leases.c.rollout_id, leases.c.attempt)
+    .where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+    .order_by(leases.c.rollout_id)
+    .with_for_update(read=True, key_share=True)
+)
+
+
+def is_late(tx: Transaction, ref: LeaseRef) -> bool:
+    """False for the holder, True for one who was. Raises ``LeaseLost`` for one who never was."""
+    if is_held(tx, ref):
+        return False
+    tx.conn.execute(_ATTEMPTS, {"ids": [ref.rollout_id]})
+    attempt_of(tx, ref)
+    return True
+
+
+def late_by_attempt(tx: Transaction, rollout_ids: Sequence[str]) -> dict[tuple[str, int], bool]:
+    """Every attempt of these rollouts, and whether it has ended."""
+    found: dict[tuple[str, int], bool] = {}
+    ids = sorted(rollout_ids)
+    for start in range(0, len(ids), CHUNK):
+        part = {"ids": ids[start : start + CHUNK]}
+        held = {(row.rollout_id, row.attempt) for row in tx.conn.execute(_LEASES, part)}
+        found.update(((row.rollout_id, row.number), (row.rollout_id, row.number) not in held) for row in tx.conn.execute(_ATTEMPTS, part))
+    return found
+
+
+def rows_of_attempts(
+    tx: Transaction, table: Table, rollout_ids: Sequence[str], attempt: int | None, conditions: Sequence[ColumnElement[bool]] = ()
+) -> list[Row[Any]]:
+    """Rows of ``table`` of the given attempt, or of each rollout's latest."""
+    query = select(table).where(*conditions)
+    if attempt is None:
+        query = query.join(rollouts, (rollouts.c.id == table.c.rollout_id) & (rollouts.c.attempt == table.c.attempt))
+    else:
+        query = query.where(table.c.attempt == attempt)
+    ids = list(dict.fromkeys(rollout_ids))
+    rows: list[Row[Any]] = []
+    for start in range(0, len(ids), CHUNK):
+        rows.extend(tx.conn.execute(query.where(table.c.rollout_id.in_(ids[start : start + CHUNK]))))
+    return rows

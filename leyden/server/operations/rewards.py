@@ -1,0 +1,70 @@
+"""Rewards: numbers about an attempt, each of which counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import bindparam, insert, select
+
+from leyden.errors import Conflict, LeaseLost
+from leyden.server import records
+from leyden.server.operations.captured import rows_of_attempts
+from leyden.server.operations.fence import attempt_of, is_held
+from leyden.server.schema import rewards
+from leyden.server.transaction import Transaction
+from leyden.types import LeaseRef, Reward
+
+_REWARD = select(rewards.c.value).where(
+    rewards.c.rollout_id == bindparam("rollout_id"),
+    rewards.c.attempt == bindparam("attempt"),
+    rewards.c.name == bindparam("name"),
+    rewards.c.source == bindparam("source"),
+    rewards.c.position == bindparam("position"),
+)
+
+
+def add_rewards(tx: Transaction, ref: LeaseRef, new: Sequence[Reward]) -> None:
+    if not is_held(tx, ref):
+        attempt_of(tx, ref)
+        raise LeaseLost(f"attempt {ref.attempt} of rollout {ref.rollout_id} has ended: its rewards are closed")
+    insert_rewards(tx, ref, new)
+
+
+def insert_rewards(tx: Transaction, ref: LeaseRef, new: Sequence[Reward]) -> None:
+    """The caller has checked the fence."""
+    for reward in new:
+        if not _is_stored(tx, ref, reward):
+            tx.conn.execute(insert(rewards), {**_reward_key(ref, reward), "value": reward.value, "created_at": tx.now})
+
+
+def check_rewards_stored(tx: Transaction, ref: LeaseRef, given: Sequence[Reward]) -> None:
+    """For a repeated ending: ``given`` must be what it ended with. Raises ``Conflict`` otherwise."""
+    for reward in given:
+        if not _is_stored(tx, ref, reward):
+            raise Conflict(f"attempt {ref.attempt} of rollout {ref.rollout_id} has ended without reward {reward.name!r}")
+
+
+def _is_stored(tx: Transaction, ref: LeaseRef, reward: Reward) -> bool:
+    stored = tx.conn.execute(_REWARD, _reward_key(ref, reward)).scalar()
+    if stored is not None and stored != reward.value:
+        raise Conflict(
+            f"reward {reward.name!r} of {reward.source} at {reward.position} is already {stored}, not {reward.value}",
+            "a reward counts once: give a second one another name, source or position",
+        )
+    return stored is not None
+
+
+def _reward_key(ref: LeaseRef, reward: Reward) -> dict[str, Any]:
+    return {
+        "rollout_id": ref.rollout_id,
+        "attempt": ref.attempt,
+        "name": reward.name,
+        "source": reward.source,
+        "position": reward.position,
+    }
+
+
+def list_rewards(tx: Transaction, rollout_ids: Sequence[str], attempt: int | None) -> list[Reward]:
+    rows = rows_of_attempts(tx, rewards, rollout_ids, attempt)
+    return [records.reward(row) for row in sorted(rows, key=lambda row: row.seq)]

@@ -1,0 +1,1 @@
+"""OTLP over HTTP, the traces half of it: https://opentelemetry.io/docs/specs/otlp/#otlphttp."""

@@ -1,0 +1,57 @@
+"""From the body of one export to rows that are ready to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from leyden.server.otlp.answers import Encoding
+from leyden.server.otlp.inflate import inflate
+from leyden.server.otlp.json_body import read_json
+from leyden.server.otlp.protobuf_body import read_protobuf
+from leyden.server.otlp.sent import Attempt, Refused, to_span
+from leyden.server.rejected import Rejected
+from leyden.server.rows import Batch, span_batches
+from leyden.types import Span
+
+
+@dataclass
+class Export:
+    batches: list[Batch] = field(default_factory=list)
+    rejected: Rejected = field(default_factory=Rejected)
+
+
+@dataclass(frozen=True)
+class Sender:
+    """``keyed``: the attempt whose key came with the request. ``unknown_key``: one came that is nobody's."""
+
+    keyed: Attempt | None = None
+    unknown_key: bool = False
+
+
+def read_export(body: bytes, gzipped: bool, encoding: Encoding, sender: Sender) -> Export:
+    """Takes as long as the body is large: call it in a thread.
+
+    Raises ``InvalidRequest`` for a body that is no export, ``TooLarge`` for one beyond bounds.
+    """
+    export = Export()
+    if gzipped:
+        body = inflate(body)
+    spans = _spans(body, encoding, sender, export.rejected)
+    export.batches = [batch for batch in span_batches(spans) if batch.rows]
+    return export
+
+
+def _spans(body: bytes, encoding: Encoding, sender: Sender, rejected: Rejected) -> Iterator[Span]:
+    read = read_json if encoding is Encoding.JSON else read_protobuf
+    for sent in read(body):
+        try:
+            if isinstance(sent, Refused):
+                raise sent
+            span = to_span(*sent, sender.keyed)
+            if span.rollout_id is None and sender.unknown_key:
+                raise Refused("the attempt key was never issued", f"span {span.trace_id}-{span.span_id}")
+        except Refused as refused:
+            rejected.add(refused.reason, refused.detail)
+        else:
+            yield span

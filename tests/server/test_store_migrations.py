@@ -1,0 +1,196 @@
+"""Older schemas: brought up to date in one go, whatever happens in the middle, with every record still readable."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import psycopg
+import pytest
+from storekit import new_postgres_database, open_kit, postgres_server, task
+
+from leyden.errors import UsageError
+from leyden.server.schema import SCHEMA_VERSION
+from leyden.server.sqlstore import SQLStore
+from leyden.types import AttemptState, RolloutConfig, RolloutState
+
+VERSION_1 = Path(__file__).parent / "schemas" / "v1.sql"
+
+# Opens a database as a store does, and dies at its n-th statement.
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from sqlalchemy import Engine, event
+from leyden.server.databases import open_database
+
+left = int(sys.argv[2])
+
+@event.listens_for(Engine, "before_cursor_execute")
+def count(*args):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+open_database(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def version_1(tmp_path: Path) -> Path:
+    path = tmp_path / "old.db"
+    with sqlite3.connect(path) as conn:
+        conn.executescript(VERSION_1.read_text())
+    conn.close()
+    return path
+
+
+def schema_of(path: Path) -> set[tuple[str, ...]]:
+    with sqlite3.connect(path) as conn:
+        tables = [name for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")]
+        columns = {("column", t, c[1], c[2], str(c[3]), str(c[5])) for t in tables for c in conn.execute(f"PRAGMA table_info({t})")}
+        indexes = {("index", " ".join(sql.split())) for (sql,) in conn.execute("SELECT sql FROM sqlite_schema WHERE type = 'index' AND sql > ''")}
+        return columns | indexes
+
+
+async def make_new(path: Path) -> None:
+    async with await SQLStore.open(path):
+        pass
+
+
+def test_a_store_of_version_1_reads_back_whole(version_1: Path) -> None:
+    async def check() -> None:
+        async with open_kit("sqlite", version_1) as kit:
+            rollouts = await kit.store.list_rollouts()
+            assert [rollout.input for rollout in rollouts] == [{"n": n} for n in range(9)]
+            assert Counter(rollout.state for rollout in rollouts) == {
+                RolloutState.SUCCEEDED: 1, RolloutState.FAILED: 1, RolloutState.CANCELLED: 1, RolloutState.QUEUED: 3,
+                RolloutState.SCHEDULED: 1, RolloutState.RUNNING: 2,
+            }  # fmt: skip
+            assert {rollout.queue for rollout in rollouts} == {"default"}
+            assert [(rollout.failures, rollout.lost, rollout.released) for rollout in rollouts] == [
+                (0, 0, 0), (1, 0, 0), (0, 0, 0), (1, 0, 0), (0, 0, 1), (0, 0, 0), (0, 1, 0), (0, 0, 0), (0, 0, 0),
+            ]  # fmt: skip
+            counts = await kit.store.count("run-1")
+            assert (counts.queued, counts.scheduled, counts.running, counts.final) == (3, 1, 2, 3)
+            first = rollouts[0].id
+            (span,) = await kit.store.list_spans(first)
+            assert (span.attributes, span.events) == ({"gen_ai.request.model": "m", "k": "v"}, [{"name": "e"}])
+            (generation,) = await kit.store.list_generations([first])
+            assert (generation.prompt_token_ids, generation.response_token_ids, generation.logprobs) == ([1, 2, 3], [4, 5], [-0.5, -0.25])
+            assert generation.request == {"messages": [{"role": "user", "content": "hi"}]}
+            (reward,) = await kit.store.list_rewards([first])
+            assert reward.value == 1.0
+            assert (await kit.store.get_run("run-1")).config == {"a": 1}
+            assert (await kit.store.get_resources()).resources["main"].kind == "llm"
+
+    asyncio.run(check())
+
+
+def test_what_version_1_left_undone_goes_on(version_1: Path) -> None:
+    async def check() -> None:
+        async with open_kit("sqlite", version_1) as kit:
+            keyed = [task({"n": n}, run_id="run-1", iteration=0, group="g", idempotency_key=f"key-{n}", config=RolloutConfig(max_attempts=2, retry_delay=0)) for n in range(9)]  # fmt: skip
+            before = [rollout.id for rollout in await kit.store.list_rollouts()]
+            assert [rollout.id for rollout in await kit.store.enqueue(keyed)] == before, "a client that repeats itself queues nothing twice"
+            leases = await kit.store.claim("worker-2", 9)
+            assert [lease.rollout.input["n"] for lease in leases] == [3, 6, 8]
+            running = [rollout for rollout in await kit.store.list_rollouts(state=RolloutState.RUNNING) if rollout.attempt == 1]
+            attempts = [await kit.store.list_attempts(rollout.id) for rollout in running]
+            assert AttemptState.RUNNING in {attempt[0].state for attempt in attempts}
+            for lease in leases:
+                await kit.store.complete(lease.ref)
+            assert (await kit.store.count("run-1")).succeeded == 4
+
+    asyncio.run(check())
+
+
+def test_an_old_schema_brought_up_is_a_new_one(version_1: Path, tmp_path: Path) -> None:
+    asyncio.run(make_new(version_1))
+    asyncio.run(make_new(tmp_path / "new.db"))
+
+    assert schema_of(version_1) == schema_of(tmp_path / "new.db")
+
+
+def test_killed_at_any_statement_an_old_store_is_still_whole_and_comes_up_the_next_time(version_1: Path) -> None:
+    before, deaths = schema_of(version_1), 0
+    while True:
+        died = subprocess.run([sys.executable, "-c", DIES, str(version_1), str(deaths + 1)], timeout=60, capture_output=True)
+        if died.returncode == 0:
+            break
+        assert died.returncode == -9, died.stderr.decode()
+        deaths += 1
+        with sqlite3.connect(version_1) as conn:
+            assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert conn.execute("PRAGMA user_version").fetchone() == (1,)
+        assert schema_of(version_1) == before
+        conn.close()
+    assert deaths > 20
+    with sqlite3.connect(version_1) as conn:
+        assert conn.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+def test_killed_at_any_statement_an_empty_postgres_database_is_still_empty() -> None:
+    url, deaths = new_postgres_database(), 0
+    name = url.rpartition("%3D")[2]
+    for statement in (1, 2, 5, 9, 14, 20, 27, 35, 44, 54, 10_000):
+        died = subprocess.run([sys.executable, "-c", DIES, url, str(statement)], timeout=60, capture_output=True)
+        deaths += died.returncode == -9
+        with psycopg.connect(postgres_server()) as conn:
+            tables = conn.execute("SELECT count(*) FROM pg_tables WHERE schemaname = %s", [name]).fetchone()
+        assert tables is not None and (tables[0] == 0) == (died.returncode == -9), died.stderr.decode()
+    assert deaths >= 5 and died.returncode == 0
+
+    async def check() -> None:
+        async with await SQLStore.open(url) as store:
+            assert len(await store.enqueue([task()])) == 1
+
+    asyncio.run(check())
+
+
+def test_many_stores_that_make_a_postgres_database_at_once_make_one() -> None:
+    async def check() -> None:
+        url = new_postgres_database()
+        stores = await asyncio.gather(*(SQLStore.open(url) for _ in range(4)))
+        (rollout,) = await stores[0].enqueue([task()])
+        assert [(await store.get_rollout(rollout.id)).id for store in stores] == [rollout.id] * 4
+        assert len({store._database.secret for store in stores}) == 1
+        for store in stores:
+            await store.close()
+
+    asyncio.run(check())
+
+
+def test_of_two_that_open_an_old_file_at_once_one_is_refused_and_one_brings_it_up(version_1: Path) -> None:
+    async def check() -> None:
+        answers = await asyncio.gather(SQLStore.open(version_1), SQLStore.open(version_1), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, UsageError)]
+        opened = [answer for answer in answers if isinstance(answer, SQLStore)]
+        assert (len(refused), len(opened)) == (1, 1) and "already open" in str(refused[0])
+        assert len(await opened[0].list_rollouts()) == 9
+        await opened[0].close()
+
+    asyncio.run(check())
+
+
+def test_a_postgres_database_of_a_newer_version_or_of_somebody_else_is_refused_and_left_alone() -> None:
+    async def check() -> None:
+        newer, other = new_postgres_database(), new_postgres_database()
+        async with await SQLStore.open(newer):
+            pass
+        with psycopg.connect(newer) as conn:
+            conn.execute("UPDATE meta SET value = %s WHERE key = 'schema_version'", [str(SCHEMA_VERSION + 1).encode()])
+        with psycopg.connect(other) as conn:
+            conn.execute("CREATE TABLE runs (x int)")
+        for url, message in ((newer, "newer Leyden"), (other, "table runs that is not Leyden's")):
+            with pytest.raises(UsageError, match=message):
+                await SQLStore.open(url)
+        with psycopg.connect(other) as conn:
+            (tables,) = conn.execute("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()").fetchone() or (0,)
+            assert tables == 1
+
+    asyncio.run(check())

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leyden.errors import LeydenError
-from leyden.server.routes import capture, leases, queues, reading, resources, rollouts, runs, workers
+from leyden.server.routes import capture, leases, otlp, queues, reading, resources, rollouts, runs, workers
 from leyden.server.sqlstore import SQLStore
 from leyden.server.wire import LOOPBACK_HOSTS, HostCheck, answer_bug, answer_error, answer_http_error, json_response
 
@@ -26,7 +26,7 @@ def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] 
         return json_response(health)
 
     app.add_route("/health", answer_health, methods=["GET"])
-    for module in (rollouts, leases, capture, resources, workers, runs, queues, reading):
+    for module in (rollouts, leases, capture, resources, workers, runs, queues, reading, otlp):
         app.include_router(module.router)
     app.add_exception_handler(LeydenError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)

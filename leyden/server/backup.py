@@ -197,4 +197,6 @@ def _run(program: str, arguments: list[str], environment: Mapping[str, str]) -> 
         raise UsageError(
             f"{name}: {lines[-1].removeprefix('detail: ')}", f"name one of the server's version: --{name.replace('_', '-')} PATH"
         )
+    if any("already exists" in line for line in lines):
+        raise Conflict(f"{name}: {lines[0]}", "restore into an empty database")
     raise Unavailable(f"{name}: {lines[0] if lines else f'exit status {done.returncode}'}", "nothing was changed")

@@ -33,6 +33,7 @@ from leyden.types import (
     Mode,
     NewRollout,
     Queue,
+    Rejection,
     Resource,
     Resources,
     Reward,
@@ -226,6 +227,9 @@ class StoreClient:
     async def list_rewards(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Reward]:
         body = messages.OfRollouts(rollout_ids=list(rollout_ids), attempt=attempt)
         return await self._post("/v1/rewards/query", body, messages.REWARDS)
+
+    async def list_rejections(self) -> list[Rejection]:
+        return await self._get("/v1/rejections", messages.REJECTIONS)
 
     # -- resources -----------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,8 @@ def redact(data: bytes) -> bytes:
     found = sorted((match.start("secret"), -match.end("secret")) for pattern in _SECRETS for match in pattern.finditer(lowered))
     if not found:
         return data
-    parts, done = [], 0
+    parts: list[bytes] = []
+    done = 0
     for start, minus_end in found:
         if start >= done:  # else a secret inside the one before
             parts += (data[done:start], b"[redacted]")

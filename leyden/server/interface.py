@@ -19,6 +19,7 @@ from leyden.types import (
     Mode,
     NewRollout,
     Queue,
+    Rejection,
     Resource,
     Resources,
     Reward,
@@ -162,6 +163,10 @@ class Store(Protocol):
 
     async def list_rewards(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Reward]:
         """``attempt`` None: each rollout's latest attempt."""
+        ...
+
+    async def list_rejections(self) -> list[Rejection]:
+        """What was sent and not stored, by reason, the latest first."""
         ...
 
     # -- resources -------------------------------------------------------------------------------------------------

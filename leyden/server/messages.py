@@ -18,6 +18,7 @@ from leyden.types import (
     NewRollout,
     Queue,
     Record,
+    Rejection,
     Resource,
     Reward,
     Rollout,
@@ -155,6 +156,7 @@ SPANS = TypeAdapter(list[Span])
 TRACES = TypeAdapter(list[Trace])
 GENERATIONS = TypeAdapter(list[Generation])
 REWARDS = TypeAdapter(list[Reward])
+REJECTIONS = TypeAdapter(list[Rejection])
 WORKERS = TypeAdapter(list[Worker])
 RUNS = TypeAdapter(list[Run])
 QUEUES = TypeAdapter(list[Queue])

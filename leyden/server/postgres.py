@@ -163,7 +163,7 @@ class PostgresDatabase:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # the latter for a port that is no number
         raise UsageError(f"{url!r} is not the URL of a database", "write it as postgresql://USER:PASSWORD@HOST:5432/NAME") from error
     return parsed.set(drivername="postgresql+psycopg")
 

@@ -13,14 +13,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from leyden.errors import InvalidRequest, LeaseLost, LeydenError
+from leyden.server.capture import Capture
 from leyden.server.checks import MAX_LEASE, check_id, check_range, checked_lease
 from leyden.server.clock import MonotoneClock, microseconds
 from leyden.server.database import Database
 from leyden.server.databases import open_database
 from leyden.server.executor import Executor
+from leyden.server.intake import Intake
 from leyden.server.interface import MAX_CLAIM, MAX_WAIT, new_key, with_keys
 from leyden.server.operations import attempts as attempt_ops
-from leyden.server.operations import capture as capture_ops
 from leyden.server.operations import claims as claim_ops
 from leyden.server.operations import counters as counter_ops
 from leyden.server.operations import leases as lease_ops
@@ -30,12 +31,11 @@ from leyden.server.operations import queues as queue_ops
 from leyden.server.operations import resources as resource_ops
 from leyden.server.operations import rollouts as rollout_ops
 from leyden.server.operations import runs as run_ops
-from leyden.server.operations import traces as trace_ops
 from leyden.server.operations import workers as worker_ops
 from leyden.server.operations.claims import ClaimRequest
 from leyden.server.operations.leases import DEFAULT_LEASE
 from leyden.server.operations.transitions import CHUNK, rollouts_by_id
-from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, SpanQuery, Trace, TraceQuery, asked
+from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, asked
 from leyden.server.transaction import Changes, Transaction
 from leyden.server.waiting import ClaimDesk, FinalWatch
 from leyden.types import (
@@ -44,7 +44,6 @@ from leyden.types import (
     AttemptBinding,
     Counts,
     FailureKind,
-    Generation,
     Lease,
     LeaseRef,
     Mode,
@@ -56,13 +55,12 @@ from leyden.types import (
     Rollout,
     Run,
     RunState,
-    Span,
     Unset,
     Verdict,
     Worker,
 )
 
-if TYPE_CHECKING:  # needs psycopg
+if TYPE_CHECKING:
     from leyden.server.replicas import Replicas
 
 SWEEP_INTERVAL = 1.0  # seconds
@@ -73,7 +71,7 @@ MAX_QUEUES = 64  # in one claim
 log = logging.getLogger(__name__)
 
 
-class SQLStore:
+class SQLStore(Capture):
     """``Store`` on SQLite. ``async with await SQLStore.open("leyden.db") as store``; use it in the event loop that opened it.
 
     ``open(None)`` is an ephemeral store: a temporary file that goes with it.
@@ -90,6 +88,7 @@ class SQLStore:
         self.busy_until = 0.0  # a caller in this process is told at once
         self._database = database
         self._temporary = temporary
+        self.intake = Intake()
         self._executor = Executor(database, clock, jitter, self._wake)
         self._desk = ClaimDesk(lambda requests: self._executor.write(claim_ops.claim, requests), self._hand_back)
         self._watch = FinalWatch()
@@ -309,32 +308,6 @@ class SQLStore:
 
     async def list_queues(self) -> list[Queue]:
         return await self._executor.read(queue_ops.listing)
-
-    # -- capture -------------------------------------------------------------------------------------------------------
-
-    async def add_spans(self, ref: LeaseRef, spans: Sequence[Span]) -> int:
-        return await self._executor.write(capture_ops.add_spans, ref, tuple(spans))
-
-    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
-        await self._executor.write(capture_ops.add_generations, ref, tuple(generations))
-
-    async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
-        await self._executor.write(capture_ops.add_rewards, ref, tuple(rewards))
-
-    async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
-        return await self._executor.read(capture_ops.list_spans, rollout_id, attempt)
-
-    async def query_spans(self, query: SpanQuery) -> list[Span]:
-        return await self._executor.read(trace_ops.query_spans, query)
-
-    async def list_traces(self, query: TraceQuery) -> list[Trace]:
-        return await self._executor.read(trace_ops.list_traces, query)
-
-    async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
-        return await self._executor.read(capture_ops.list_generations, rollout_ids, attempt)
-
-    async def list_rewards(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Reward]:
-        return await self._executor.read(capture_ops.list_rewards, rollout_ids, attempt)
 
     # -- resources -----------------------------------------------------------------------------------------------------
 

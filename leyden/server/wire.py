@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from leyden.server.codec import without_surrogates
 from leyden.server.sqlstore import SQLStore
 
 MAX_BODY = 64 << 20  # bytes
+LARGE_BODY = 256 << 10  # bytes: a larger one is parsed in a thread
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 M = TypeVar("M", bound=BaseModel)
@@ -35,19 +37,8 @@ class Call:
 
     async def read(self, model: type[M]) -> M:
         """The body. Raises ``TooLarge``, or ``InvalidRequest`` that names the field."""
-        body = await self._body()
-        try:
-            return model.model_validate_json(body)
-        except ValidationError as error:
-            if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
-                raise _invalid(error) from None
-        # Lone surrogates are valid JSON to most senders, but not to this parser: read them the slow way.
-        try:
-            return model.model_validate(without_surrogates(json.loads(body)))
-        except ValidationError as error:
-            raise _invalid(error) from None
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"the body is not JSON: {error}") from None
+        body = await self.body(MAX_BODY)
+        return await asyncio.to_thread(_parse, model, body) if len(body) > LARGE_BODY else _parse(model, body)
 
     def query(self, model: type[M]) -> M:
         try:
@@ -55,21 +46,38 @@ class Call:
         except ValidationError as error:
             raise _invalid(error) from None
 
-    async def _body(self) -> bytes:
+    async def body(self, most: int, count: Callable[[int], None] = lambda size: None) -> bytes:
+        """The raw body, of ``most`` bytes; ``count`` is told of each piece as it comes. Raises ``TooLarge``."""
         announced = self.request.headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > MAX_BODY:
-            raise _too_large()
+        if announced.isdigit() and int(announced) > most:
+            raise _too_large(most)
         chunks, size = [], 0
         async for chunk in self.request.stream():
             size += len(chunk)
-            if size > MAX_BODY:
-                raise _too_large()
+            if size > most:
+                raise _too_large(most)
+            count(len(chunk))
             chunks.append(chunk)
         return b"".join(chunks)
 
 
-def _too_large() -> TooLarge:
-    return TooLarge(f"the body is larger than {MAX_BODY >> 20} MiB", "send fewer records in one request")
+def _parse(model: type[M], body: bytes) -> M:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+            raise _invalid(error) from None
+    # Lone surrogates are valid JSON to most senders, but not to this parser: read them the slow way.
+    try:
+        return model.model_validate(without_surrogates(json.loads(body)))
+    except ValidationError as error:
+        raise _invalid(error) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from None
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most >> 20} MiB", "send fewer records in one request")
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:

@@ -38,10 +38,15 @@ def check_sound(database: str) -> Snapshot:
 
 def find_violations(history: History, found: Snapshot, drained: bool = True) -> list[str]:
     checks = (_queued, _claimed, _ended, _rewarded, _captured, _published, _cancelled, _stayed_final, _driven)
-    violations = [*check_tables(found), *(violation for check in checks for violation in check(history, found))]
+    violations = [*check_tables(found, _requeued(history)), *(violation for check in checks for violation in check(history, found))]
     if drained:
         violations += [f"I4: {row.id} is {row.state}" for row in found.rollouts.values() if not RolloutState(row.state).final]
     return violations
+
+
+def _requeued(history: History) -> frozenset[str]:
+    """Rollouts that may have begun anew after their end."""
+    return frozenset(rollout_id for event in history.of("requeue", *MAYBE) for rollout_id in event.asked["rollout_ids"])
 
 
 def _queued(history: History, found: Snapshot) -> Iterator[str]:
@@ -136,7 +141,8 @@ def _rewarded(history: History, found: Snapshot) -> Iterator[str]:
 
 def _captured(history: History, found: Snapshot) -> Iterator[str]:
     """I6: an acknowledged span or generation is there exactly once, under the attempt it was sent for."""
-    yield from _kept_once("span", _sent(history, "add_spans", "spans", lambda item: (item.trace_id, item.span_id)), found.spans, _span_key)
+    owned = [row for row in found.spans if row.rollout_id is not None]  # the others came from exporters, of whom no history is kept
+    yield from _kept_once("span", _sent(history, "add_spans", "spans", lambda item: (item.trace_id, item.span_id)), owned, _span_key)
     sent = _sent(history, "add_generations", "generations", lambda item: item.id)
     yield from _kept_once("generation", sent, found.generations, lambda row: row.id)
 
@@ -186,8 +192,9 @@ def _published(history: History, found: Snapshot) -> Iterator[str]:
 def _cancelled(history: History, found: Snapshot) -> Iterator[str]:
     """I9: what was cancelled is final, is claimed no more and completed no more."""
     when: dict[str, float] = {}
+    again = _requeued(history)
     for event in history.of("cancel"):
-        for rollout_id in event.asked["rollout_ids"]:
+        for rollout_id in set(event.asked["rollout_ids"]) - again:
             when[rollout_id] = min(event.ended, when.get(rollout_id, event.ended))
             row = found.rollouts.get(rollout_id)
             if row is None or not RolloutState(row.state).final:
@@ -197,14 +204,14 @@ def _cancelled(history: History, found: Snapshot) -> Iterator[str]:
             yield f"I9: {lease.ref} was claimed after its cancel"
     for event in history.of("complete"):
         rollout_id = event.asked["ref"].rollout_id
-        cancelled = found.rollouts[rollout_id].state == RolloutState.CANCELLED if rollout_id in found.rollouts else False
-        if cancelled:
+        row = found.rollouts.get(rollout_id)
+        if row is not None and row.state == RolloutState.CANCELLED and rollout_id not in again:
             yield f"I9: {event.asked['ref']} was completed and is cancelled"
 
 
 def _stayed_final(history: History, found: Snapshot) -> Iterator[str]:
     """I9: final is final: a state that any answer has shown is still the rollout's."""
-    again = {rollout_id for event in history.of("requeue", *MAYBE) for rollout_id in event.asked["rollout_ids"]}
+    again = _requeued(history)
     for event in history.events:
         shown = event.answer if isinstance(event.answer, list) else [event.answer]
         for rollout in shown:

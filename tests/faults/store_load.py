@@ -23,9 +23,6 @@ from leyden.types import (
     Span,
 )
 
-import inspect
-from leyden.server.client import StoreClient
-HAS_QUEUES = "queues" in inspect.signature(StoreClient.claim).parameters
 LEASE = 1.5  # seconds
 OPEN = 80  # rollouts that may wait or run at once
 QUEUES = ("default", "other", "narrow")
@@ -129,7 +126,7 @@ class Load:
         worker = f"{witness.name}-{random.randint(0, 1)}"
         await witness.call("register_worker", worker_id=worker, name=witness.name, capacity=4)
         asked = {"limit": random.randint(1, 4), "wait": 0.3, "lease_seconds": LEASE, "request_id": f"c{self.history.number()}"}
-        claimed = await witness.call("claim", worker_id=worker, **({"queues": QUEUES} if HAS_QUEUES else {}), **asked)
+        claimed = await witness.call("claim", worker_id=worker, queues=QUEUES, **asked)
         for lease in claimed.answer or ():
             await self._attempt(witness, worker, lease)
 
@@ -183,7 +180,7 @@ class Load:
         await asyncio.sleep(0.1)
 
     async def _set_limits(self, witness: Witness) -> None:
-        if hasattr(StoreClient, "set_queue"): await witness.call("set_queue", name="narrow", max_running=NARROW)
+        await witness.call("set_queue", name="narrow", max_running=NARROW)
         await witness.call("count", run_id="run-a")
         await asyncio.sleep(0.2)
 
@@ -233,6 +230,6 @@ async def drain(url: str, history: History) -> None:
     while [state for state in live if await witness.store.list_rollouts(state=state, limit=1)]:
         assert time.monotonic() < deadline, "I4: with a live worker, some rollouts do not become final"
         request = f"c{history.number()}"
-        claimed = await witness.call("claim", worker_id=worker, limit=64, wait=0.3, lease_seconds=30.0, request_id=request, **({"queues": QUEUES} if HAS_QUEUES else {}))
+        claimed = await witness.call("claim", worker_id=worker, limit=64, wait=0.3, lease_seconds=30.0, request_id=request, queues=QUEUES)
         await asyncio.gather(*(witness.call("complete", ref=lease.ref, rewards=[]) for lease in claimed.answer or ()))
     await witness.close()

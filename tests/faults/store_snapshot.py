@@ -79,11 +79,11 @@ def _damage(conn: Connection) -> list[str]:
 # -- what must hold between the tables -----------------------------------------------------------------------------------------
 
 
-def check_tables(found: Snapshot) -> list[str]:
-    """I5, I10 and I11 of research/store.md 3.2, as violations; empty when all hold."""
+def check_tables(found: Snapshot, requeued: frozenset[str] = frozenset()) -> list[str]:
+    """I5, I10 and I11 of research/store.md 3.2, as violations; empty when all hold. ``requeued``: rollouts that began anew after an end."""
     return [
         *found.damage,
-        *_check_attempts(found),
+        *_check_attempts(found, requeued),
         *_check_leases(found),
         *_check_counters(found),
         *_check_limits(found),
@@ -92,7 +92,7 @@ def check_tables(found: Snapshot) -> list[str]:
     ]
 
 
-def _check_attempts(found: Snapshot) -> Iterator[str]:
+def _check_attempts(found: Snapshot, requeued: frozenset[str]) -> Iterator[str]:
     by_rollout: dict[str, list[Row[Any]]] = {}
     for (rollout_id, _), row in sorted(found.attempts.items()):
         by_rollout.setdefault(rollout_id, []).append(row)
@@ -106,22 +106,26 @@ def _check_attempts(found: Snapshot) -> Iterator[str]:
         tokens = [row.token for row in attempts]
         if tokens != sorted(set(tokens)) or any(token > rollout.lease_token for token in tokens):
             yield f"I2: {rollout.id}: the tokens {tokens} do not grow up to {rollout.lease_token}"
-        yield from _check_counts(rollout, attempts)
-        yield from _check_state(rollout, attempts)
+        yield from _check_counts(rollout, attempts, rollout.id in requeued)
+        yield from _check_state(rollout, attempts, rollout.id in requeued)
 
 
-def _check_counts(rollout: Row[Any], attempts: list[Row[Any]]) -> Iterator[str]:
-    states = Counter(row.state for row in attempts)
-    config = RolloutConfig.model_validate_json(rollout.config)
-    failed = states[AttemptState.FAILED] + states[AttemptState.TIMED_OUT]
+def _check_counts(rollout: Row[Any], attempts: list[Row[Any]], requeued: bool) -> Iterator[str]:
     counted = (rollout.failures, rollout.lost, rollout.released)
-    if counted != (failed, states[AttemptState.LOST], states[AttemptState.RELEASED]):
-        yield f"I11: {rollout.id} says failures, lost, released = {counted}, its attempts say {dict(states)}"
+    fits = [_counts_of(attempts[first:]) for first in (range(len(attempts) + 1) if requeued else (0,))]
+    if counted not in fits:
+        yield f"I11: {rollout.id} says failures, lost, released = {counted}, its attempts say {[row.state for row in attempts]}"
+    config = RolloutConfig.model_validate_json(rollout.config)
     if rollout.failures > config.max_attempts or rollout.lost > config.max_lost:
         yield f"I5: {rollout.id} failed {rollout.failures} of {config.max_attempts} times, was lost {rollout.lost} of {config.max_lost}"
 
 
-def _check_state(rollout: Row[Any], attempts: list[Row[Any]]) -> Iterator[str]:
+def _counts_of(attempts: list[Row[Any]]) -> tuple[int, int, int]:
+    states = Counter(row.state for row in attempts)
+    return states[AttemptState.FAILED] + states[AttemptState.TIMED_OUT], states[AttemptState.LOST], states[AttemptState.RELEASED]
+
+
+def _check_state(rollout: Row[Any], attempts: list[Row[Any]], requeued: bool) -> Iterator[str]:
     state = RolloutState(rollout.state)
     running = [row.number for row in attempts if row.state == AttemptState.RUNNING]
     if running != ([rollout.attempt] if state is RolloutState.RUNNING else []):
@@ -129,7 +133,8 @@ def _check_state(rollout: Row[Any], attempts: list[Row[Any]]) -> Iterator[str]:
     if (rollout.finished_at is not None) != state.final:
         yield f"I11: {rollout.id} is {state} and finished at {rollout.finished_at}"
     succeeded = [row.number for row in attempts if row.state == AttemptState.SUCCEEDED]
-    if succeeded != ([rollout.attempt] if state is RolloutState.SUCCEEDED else []):
+    latest = succeeded[-1:] if requeued else succeeded
+    if (latest == [rollout.attempt]) != (state is RolloutState.SUCCEEDED) or (latest not in ([], [rollout.attempt]) and not requeued):
         yield f"I2: {rollout.id} is {state}, and of its {rollout.attempt} attempts these succeeded: {succeeded}"
     if state is RolloutState.FAILED and attempts[-1].failure != rollout.failure:
         yield f"I11: {rollout.id} failed by {rollout.failure}, its last attempt by {attempts[-1].failure}"

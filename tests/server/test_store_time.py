@@ -80,9 +80,9 @@ def test_a_lost_rollout_is_ready_with_the_sweep_after_its_lease() -> None:
     run(check)
 
 
-def test_losses_end_a_rollout_after_its_attempts() -> None:
+def test_losses_end_a_rollout_after_its_budget_of_them() -> None:
     async def check(kit: Kit) -> None:
-        (rollout,) = await kit.store.enqueue([task(config=RolloutConfig(max_attempts=2))])
+        (rollout,) = await kit.store.enqueue([task(config=RolloutConfig(max_lost=2))])
         for _ in range(2):
             assert await kit.store.claim("w", lease_seconds=5)
             await kit.pass_time(6)

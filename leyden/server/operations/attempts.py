@@ -11,7 +11,8 @@ from sqlalchemy import Row, bindparam, delete, select, update
 from leyden.errors import LeaseLost
 from leyden.server.clock import microseconds
 from leyden.server.codec import clean_text, redact_text
-from leyden.server.operations import queues, rewards as reward_ops
+from leyden.server.operations import queues
+from leyden.server.operations import rewards as reward_ops
 from leyden.server.operations.fence import attempt_of, lock_held
 from leyden.server.operations.transitions import CHUNK, Move, move, rollouts_by_id, rows_by_id
 from leyden.server.records import failure_kind

@@ -27,7 +27,7 @@ _KEEP = {"sqlite": _insert(sqlite.insert), "postgresql": _insert(postgresql.inse
 _PIECES = select(blobs).where(blobs.c.sha256.in_(bindparam("keys", expanding=True)))
 
 
-def store_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[str, Any]], pieces: Mapping[bytes, bytes]) -> None:
+def store_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[Any, Any]], pieces: Mapping[bytes, bytes]) -> None:
     """What ``rows`` need of ``pieces``, used by each row's rollout, or by its trace where it has none."""
     uses = {(key, row["rollout_id"] or row["trace_id"]) for row in rows for key in _keys(table, row)}
     if not uses:
@@ -38,7 +38,7 @@ def store_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[str, Any]
     tx.conn.execute(keep_use, [{"sha256": key, "owner": owner} for key, owner in sorted(uses)])
 
 
-def load_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[str, Any]]) -> Pieces:
+def load_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[Any, Any]]) -> Pieces:
     """All that ``rows`` need. Raises ``LeydenError`` for one that is missing or is not what it was."""
     keys = sorted({key for row in rows for key in _keys(table, row)})
     pieces: Pieces = {}
@@ -56,7 +56,7 @@ def _load(tx: Transaction, keys: Sequence[bytes]) -> Pieces:
     return found
 
 
-def _keys(table: Table, row: Mapping[str, Any]) -> Iterator[bytes]:
+def _keys(table: Table, row: Mapping[Any, Any]) -> Iterator[bytes]:
     for column in _JSON[table]:
         if (data := row[column]) is not None and is_packed_json(data):
             yield from piece_keys(data)

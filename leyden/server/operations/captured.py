@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Table, bindparam, select
 
-from leyden.server.operations.fence import attempt_of, is_held
+from leyden.server.operations.fence import attempt_of, is_held, key_hash
 from leyden.server.operations.transitions import CHUNK
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
@@ -46,6 +46,11 @@ def late_by_attempt(tx: Transaction, rollout_ids: Sequence[str]) -> dict[tuple[s
         held = {(row.rollout_id, row.attempt) for row in tx.conn.execute(_LEASES, part)}
         found.update(((row.rollout_id, row.number), (row.rollout_id, row.number) not in held) for row in tx.conn.execute(_ATTEMPTS, part))
     return found
+
+
+def attempt_of_key(tx: Transaction, key: str) -> tuple[str, int] | None:
+    row = tx.conn.execute(select(attempts.c.rollout_id, attempts.c.number).where(attempts.c.key_hash == key_hash(key))).first()
+    return None if row is None else (row.rollout_id, row.number)
 
 
 def rows_of_attempts(

@@ -69,7 +69,9 @@ def _position(tx: Transaction, query: RolloutQuery, order: list[ColumnElement[An
     row = tx.conn.execute(select(rollouts.c.seq, rollouts.c.created_at, rollouts.c.id).where(rollouts.c.id == query.after)).first()
     if row is None:
         raise NotFound(f"rollout {query.after} does not exist")
-    if query.changed_after is not None and query.id_prefix is None:  # its revision may have grown since; where it stood then is said by the caller
+    if (
+        query.changed_after is not None and query.id_prefix is None
+    ):  # its revision may have grown since; where it stood then is said by the caller
         return [query.changed_after, row.seq]
     return [row._mapping[column] for column in order]
 

@@ -40,13 +40,13 @@ def add_exported(tx: Transaction, batch: Batch, rejected: Rejected) -> Rejected:
     unknown = Rejected()
     rows = []
     for row in batch.rows:
-        attempt = (row["rollout_id"], row["attempt"])
-        if row["rollout_id"] is None:
+        rollout_id, number = row["rollout_id"], row["attempt"]
+        if rollout_id is None:
             rows.append({**row, "late": False})
-        elif attempt in late:
-            rows.append({**row, "late": late[attempt]})
+        elif (rollout_id, number) in late:
+            rows.append({**row, "late": late[rollout_id, number]})
         else:
-            unknown.add("its attempt does not exist", f"rollout {attempt[0]}, attempt {attempt[1]}, span {row['trace_id']}-{row['span_id']}")
+            unknown.add("its attempt does not exist", f"rollout {rollout_id}, attempt {number}, span {row['trace_id']}-{row['span_id']}")
     _add(tx, rows, batch)
     count_rejections(tx, "otlp", Rejected().merge([rejected, unknown]))
     return unknown

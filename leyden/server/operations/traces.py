@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, case, exists, func, select, tuple_
 
 from leyden.errors import NotFound
-from leyden.server import records
 from leyden.server.operations.listing import begins_with, check_limit
+from leyden.server.operations.spans import read_spans
 from leyden.server.queries import SpanQuery, Trace, TraceQuery
 from leyden.server.schema import spans
 from leyden.server.transaction import Transaction
@@ -46,7 +46,7 @@ def query_spans(tx: Transaction, query: SpanQuery) -> list[Span]:
         here, there = tuple_(*_ARRIVAL), tuple_(*row)
         conditions.append(here < there if query.newest_first else here > there)
     order = [column.desc() if query.newest_first else column for column in _ARRIVAL]
-    return [records.span(row) for row in tx.conn.execute(select(spans).where(*conditions).order_by(*order).limit(query.limit))]
+    return read_spans(tx, tx.conn.execute(select(spans).where(*conditions).order_by(*order).limit(query.limit)).all())
 
 
 def list_traces(tx: Transaction, query: TraceQuery) -> list[Trace]:
@@ -55,7 +55,7 @@ def list_traces(tx: Transaction, query: TraceQuery) -> list[Trace]:
     conditions = [_IS_FIRST, *_received(query.received_from, query.received_to)]
     if query.rollout_id is not None:
         conditions.append(spans.c.rollout_id == query.rollout_id)
-    order = [column.desc() for column in _ARRIVAL]
+    order: list[ColumnElement[Any]] = [column.desc() for column in _ARRIVAL]
     if query.id_prefix is not None:
         conditions += begins_with(spans.c.trace_id, query.id_prefix)
         order = [spans.c.trace_id]

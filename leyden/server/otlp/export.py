@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from leyden.server.otlp.answers import Encoding
-from leyden.server.otlp.inflate import inflate
 from leyden.server.otlp.json_body import read_json
 from leyden.server.otlp.protobuf_body import read_protobuf
 from leyden.server.otlp.sent import Attempt, Refused, to_span
@@ -29,14 +28,12 @@ class Sender:
     unknown_key: bool = False
 
 
-def read_export(body: bytes, gzipped: bool, encoding: Encoding, sender: Sender) -> Export:
+def read_export(body: bytes, encoding: Encoding, sender: Sender) -> Export:
     """Takes as long as the body is large: call it in a thread.
 
-    Raises ``InvalidRequest`` for a body that is no export, ``TooLarge`` for one beyond bounds.
+    Raises ``InvalidRequest`` for a body that is no export, ``TooLarge`` for one with too much in it.
     """
     export = Export()
-    if gzipped:
-        body = inflate(body)
     spans = _spans(body, encoding, sender, export.rejected)
     export.batches = [batch for batch in span_batches(spans) if batch.rows]
     return export

@@ -80,7 +80,7 @@ def with_valid_text(message: memoryview, descriptor: Descriptor, depth: int = 0)
     """
     if depth > MAX_NESTING:
         raise Malformed("nested too deep")
-    parts = []
+    parts: list[bytes] = []
     for number, wire_type, value in fields(message):
         kind = descriptor.fields_by_number.get(number)
         if kind is None:

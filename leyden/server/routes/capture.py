@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from leyden.server import messages
 from leyden.server.wire import Call, route
-from leyden.types import Generation, Record, Reward, Span
+from leyden.types import Generation, Record, Rejection, Reward, Span
 
 router = APIRouter()
 
@@ -46,3 +46,8 @@ async def add_rewards(call: Call) -> None:
 async def list_rewards(call: Call) -> list[Reward]:
     body = await call.read(messages.OfRollouts)
     return await call.store.list_rewards(body.rollout_ids, body.attempt)
+
+
+@route(router, "GET", "/v1/rejections")
+async def list_rejections(call: Call) -> list[Rejection]:
+    return await call.store.list_rejections()

@@ -55,7 +55,7 @@ class RolloutConfig(_Record):
             warnings.warn("unresponsive_seconds has no effect: a runner that stops beating loses its lease after 60 s", stacklevel=3)
         kinds = tuple(kind for status in self.retry_condition for kind in RETRIES[status])
         timeout = {} if self.timeout_seconds is None else {"attempt_timeout": self.timeout_seconds}
-        return ours.RolloutConfig(max_attempts=self.max_attempts, retry_on=kinds, **timeout)  # type: ignore[arg-type]
+        return ours.RolloutConfig(max_attempts=self.max_attempts, max_lost=self.max_attempts, retry_on=kinds, **timeout)  # type: ignore[arg-type]
 
 
 class Attempt(_Record):

@@ -87,9 +87,11 @@ def moment(microseconds: int | None) -> str:
 
 
 def length(seconds: float) -> str:
-    """A duration, in two digits and more: 0.35 s, 12 s, 4 min, 3.2 h."""
+    """A duration, in two digits and more: 350 ms, 1.2 s, 12 s, 4 min, 3.2 h."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms" if seconds > 1e-5 else "0 ms"
     if seconds < 10:
-        return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+        return f"{seconds:.2g} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -130,7 +130,7 @@ def _sqlite_error(error: sqlite3.Error | sqlite3.Warning, authorizer: _Authorize
     said = str(error)
     if said == "interrupted":
         return _too_long(seconds)
-    if said.startswith("not authorized") or said.endswith("prohibited"):
+    if said.startswith(("not authorized", "cannot modify")) or said.endswith("prohibited"):
         return UsageError(authorizer.refused or "only a query is run here: SELECT …, WITH … or VALUES …", VIEWS_HINT)
     return UsageError(said, VIEWS_HINT)
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import secrets
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from leyden.errors import LeydenError
+from leyden.server.openapi import make_document
 from leyden.server.routes import capture, leases, otlp, queues, reading, resources, rollouts, runs, workers
 from leyden.server.sqlstore import SQLStore
 from leyden.server.wire import LOOPBACK_HOSTS, HostCheck, answer_bug, answer_error, answer_http_error, json_response
+
+ROUTERS = tuple(module.router for module in (rollouts, leases, capture, resources, workers, runs, queues, reading, otlp))
 
 
 def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] = LOOPBACK_HOSTS) -> FastAPI:
@@ -25,14 +31,26 @@ def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] 
     async def answer_health(request: Request) -> Response:
         return json_response(health)
 
+    @cache
+    def document() -> bytes:
+        return orjson.dumps(make_document(routes(), health["version"]))
+
+    async def answer_document(request: Request) -> Response:
+        return Response(document(), media_type="application/json")
+
     app.add_route("/health", answer_health, methods=["GET"])
-    for module in (rollouts, leases, capture, resources, workers, runs, queues, reading, otlp):
-        app.include_router(module.router)
+    app.add_route("/openapi.json", answer_document, methods=["GET"])
+    for router in ROUTERS:
+        app.include_router(router)
     app.add_exception_handler(LeydenError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(Exception, answer_bug)
     app.add_middleware(HostCheck, hosts=hosts)
     return app
+
+
+def routes() -> list[BaseRoute]:
+    return [route for router in ROUTERS for route in router.routes]
 
 
 def _version() -> str:

@@ -14,6 +14,7 @@ from leyden.errors import Busy
 
 MAX_URGENT = 8192  # operations that may wait
 MAX_BULK_BYTES = 64 << 20  # of captured data that may wait
+MAX_PASSED_OVER = 4  # urgent operations, one by one, before one of the others has its turn
 MAX_COMMIT_BYTES = 8 << 20  # of it in one commit, so that a beat never waits long behind it
 
 
@@ -38,6 +39,7 @@ class Backlog:
         self._urgent: deque[Job] = deque()
         self._bulk: deque[Job] = deque()
         self._bulk_bytes = 0
+        self._passed_over = 0  # urgent operations taken while others waited
         self._closed = False
         self._changed = threading.Condition()
 
@@ -63,16 +65,18 @@ class Backlog:
             raise _behind("captured data")
 
     def take(self, limit: int) -> list[Job]:
-        """Waits for work, then takes up to ``limit`` operations: urgent ones first, but always one of the others. Empty once closed."""
+        """Waits for work, then takes up to ``limit`` operations: urgent ones first, and one of the others with them, or, where one
+        operation is all, in its turn. Empty once closed."""
         with self._changed:
             while not self._urgent and not self._bulk:
                 if self._closed:
                     return []
                 self._changed.wait()
             batch: list[Job] = []
-            reserved = 1 if self._bulk and limit > 1 else 0
-            while self._urgent and len(batch) < limit - reserved:
+            due = self._bulk and (limit > 1 or self._passed_over >= MAX_PASSED_OVER)
+            while self._urgent and len(batch) < (limit - 1 if due else limit):
                 batch.append(self._urgent.popleft())
+            self._passed_over = self._passed_over + len(batch) if self._bulk and not due else 0
             size = 0
             while self._bulk and len(batch) < limit and (size == 0 or size + self._bulk[0].size <= MAX_COMMIT_BYTES):
                 job = self._bulk.popleft()

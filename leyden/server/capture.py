@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from leyden.server.executor import Executor
 from leyden.server.intake import Intake
@@ -27,22 +28,31 @@ class Capture:
 
     async def add_spans(self, ref: LeaseRef, spans: Sequence[Span]) -> int:
         batches = await asyncio.to_thread(lambda: list(span_batches(spans)))
-        return sum([await self._executor.write_bulk(batch.size, span_ops.add_spans, ref, batch) for batch in batches])
+        with self._room_for(batches):
+            return sum([await self._executor.write_bulk(batch.size, span_ops.add_spans, ref, batch) for batch in batches])
 
     async def add_exported(self, batches: Sequence[Batch], rejected: Rejected) -> Rejected:
         """Store spans that name their attempts themselves, or none. Returns ``rejected`` with those of attempts that do not exist; it is
         counted in the commit of the last ones."""
         if rejected.total and not batches:
             batches = [Batch()]
-        unknown = [
-            await self._executor.write_bulk(batch.size, span_ops.add_exported, batch, rejected if n == len(batches) else Rejected())
-            for n, batch in enumerate(batches, 1)
-        ]
+        with self._room_for(batches):
+            unknown = [
+                await self._executor.write_bulk(batch.size, span_ops.add_exported, batch, rejected if n == len(batches) else Rejected())
+                for n, batch in enumerate(batches, 1)
+            ]
         return Rejected().merge([rejected, *unknown])
 
     async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
         batch = await asyncio.to_thread(generation_batch, ref, generations)
-        await self._executor.write_bulk(batch.size, generation_ops.add_generations, ref, batch)
+        with self._room_for([batch]):
+            await self._executor.write_bulk(batch.size, generation_ops.add_generations, ref, batch)
+
+    @contextmanager
+    def _room_for(self, batches: Sequence[Batch]) -> Iterator[None]:
+        with self.intake.holding() as hold:
+            hold(sum(batch.size for batch in batches))
+            yield
 
     async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
         await self._executor.write(reward_ops.add_rewards, ref, tuple(rewards))

@@ -27,7 +27,7 @@ class Intake:
 
         def hold(size: int) -> None:
             nonlocal mine
-            if self._held and self._held + size > MAX_HELD:
+            if self._held > mine and self._held + size > MAX_HELD:  # a body alone has room, however large
                 raise Busy("the store is behind with its captured data", "try again after the time it names", random.randint(1, 3))
             self._held += size
             mine += size

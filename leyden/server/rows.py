@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leyden.errors import InvalidRequest
-from leyden.server.canonical import canonical, canonical_attributes
+from leyden.server.canonical import canonical, mark_altered
 from leyden.server.codec import encode, pack_floats, pack_ids, redact, redact_text
 from leyden.server.normalizer import normalize
 from leyden.server.packing import Pieces, pack, pack_json
@@ -50,7 +50,9 @@ def span_batches(spans: Iterable[Span]) -> Iterator[Batch]:
 
 
 def _span_row(span: Span, pieces: Pieces) -> dict[str, Any]:
-    attributes = canonical_attributes(span.attributes, events=span.events, links=span.links, resource=span.resource)
+    sent = {"events": span.events, "links": span.links, "resource": span.resource}
+    kept = {name: canonical(value) if value else value for name, value in sent.items()}
+    attributes = mark_altered(canonical(span.attributes), span.attributes, {name: (kept[name], value) for name, value in sent.items()})
     return {
         "rollout_id": span.rollout_id,
         "attempt": span.attempt,
@@ -64,9 +66,9 @@ def _span_row(span: Span, pieces: Pieces) -> dict[str, Any]:
         "status": span.status,
         "status_message": redact_text(span.status_message),
         "attributes": pack_json(attributes, pieces),
-        "events": pack_json(canonical(span.events), pieces),
-        "links": pack_json(canonical(span.links), pieces) if span.links else None,
-        "resource": pack_json(canonical(span.resource), pieces) if span.resource else None,
+        "events": pack_json(kept["events"], pieces),
+        "links": pack_json(kept["links"], pieces) if span.links else None,
+        "resource": pack_json(kept["resource"], pieces) if span.resource else None,
         "scope": span.scope,
         **normalize(span.name, attributes),
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import orjson
@@ -20,11 +22,13 @@ from leyden.errors import Busy, InvalidRequest, LeydenError, TooLarge
 from leyden.server.codec import without_surrogates
 from leyden.server.sqlstore import SQLStore
 
+MAX_DIGITS = 18  # of a number in a path
 MAX_BODY = 64 << 20  # bytes
 LARGE_BODY = 256 << 10  # bytes: a larger one is parsed in a thread
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 M = TypeVar("M", bound=BaseModel)
+Handler = Callable[..., Awaitable[Any]]
 
 
 class Call:
@@ -39,6 +43,13 @@ class Call:
         """The body. Raises ``TooLarge``, or ``InvalidRequest`` that names the field."""
         body = await self.body(MAX_BODY)
         return await asyncio.to_thread(_parse, model, body) if len(body) > LARGE_BODY else _parse(model, body)
+
+    def number(self, name: str) -> int:
+        """A part of the path. Raises ``InvalidRequest``."""
+        text = self.path[name]
+        if not text.isdecimal() or len(text) > MAX_DIGITS:
+            raise InvalidRequest(f"{name}: must be a whole number, not {text[:32]!r}")
+        return int(text)
 
     def query(self, model: type[M]) -> M:
         try:
@@ -86,21 +97,45 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{where}: {first['msg']}")
 
 
-def route(router: APIRouter, method: str, path: str) -> Callable[[Callable[[Call], Awaitable[Any]]], Callable[[Call], Awaitable[Any]]]:
-    """Registers ``handler(call) -> record or records``. A plain Starlette route: no dependency solving on the hot path."""
+@dataclass(frozen=True)
+class Described:
+    """What a route takes and gives, for ``openapi``."""
 
-    def register(handler: Callable[[Call], Awaitable[Any]]) -> Callable[[Call], Awaitable[Any]]:
+    name: str
+    summary: str
+    body: type[BaseModel] | None
+    query: type[BaseModel] | None
+    answer: Any
+
+
+def route(router: APIRouter, method: str, path: str) -> Callable[[Handler], Handler]:
+    """Registers ``handler(call, body, query) -> record or records``. Its annotations say what ``body`` and ``query`` are read as; one that
+    takes no such thing leaves it out. A plain Starlette route: no dependency solving on the hot path."""
+
+    def register(handler: Handler) -> Handler:
+        signature = inspect.signature(handler, eval_str=True)
+        models = {name: signature.parameters[name].annotation for name in ("body", "query") if name in signature.parameters}
+        summary = inspect.cleandoc(handler.__doc__ or handler.__name__.replace("_", " "))
+
         async def endpoint(request: Request) -> Response:
-            return json_response(await handler(Call(request)))
+            call = Call(request)
+            given = {}
+            if "body" in models:
+                given["body"] = await call.read(models["body"])
+            if "query" in models:
+                given["query"] = call.query(models["query"])
+            return json_response(await handler(call, **given))
 
+        described = Described(handler.__name__, summary, models.get("body"), models.get("query"), signature.return_annotation)
+        endpoint.described = described  # type: ignore[attr-defined]
         router.add_route(path, endpoint, methods=[method], name=handler.__name__)
         return handler
 
     return register
 
 
-def json_response(value: Any, status: int = 200) -> Response:
-    return Response(to_json(value, inf_nan_mode="constants"), status, media_type="application/json")
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(value, inf_nan_mode="constants"), status, headers, "application/json")
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -116,7 +151,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else "http"
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return json_response({"error": {"code": code, "message": message, "hint": None}}, error.status_code)
+    return json_response({"error": {"code": code, "message": message, "hint": None}}, error.status_code, error.headers)
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +25,14 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresProcess]:
+def postgres() -> Iterator[PostgresProcess]:
+    """Not in pytest's own directory: that is for one user, and PostgreSQL runs as another where we are root."""
     from store_postgres import PostgresProcess
 
-    with PostgresProcess(tmp_path_factory.mktemp("database")) as postgres:
+    with (
+        tempfile.TemporaryDirectory(prefix="leyden-pg-", ignore_cleanup_errors=True) as directory,
+        PostgresProcess(Path(directory)) as postgres,
+    ):
         yield postgres
 
 

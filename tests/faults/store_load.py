@@ -220,7 +220,7 @@ class Load:
         return Reward(name="r", value=float(number), position=f"p{number}")
 
 
-async def drain(url: str, history: History) -> None:
+async def drain(url: str, history: History, queues: Sequence[str] = QUEUES) -> None:
     """A live worker does all there is to do, until every rollout is final."""
     witness = Witness("drain", history, url, PATIENCE)
     worker = f"drain-{history.number()}"
@@ -230,6 +230,6 @@ async def drain(url: str, history: History) -> None:
     while [state for state in live if await witness.store.list_rollouts(state=state, limit=1)]:
         assert time.monotonic() < deadline, "I4: with a live worker, some rollouts do not become final"
         request = f"c{history.number()}"
-        claimed = await witness.call("claim", worker_id=worker, limit=64, wait=0.3, lease_seconds=30.0, request_id=request, queues=QUEUES)
+        claimed = await witness.call("claim", worker_id=worker, limit=64, wait=0.3, lease_seconds=30.0, request_id=request, queues=queues)
         await asyncio.gather(*(witness.call("complete", ref=lease.ref, rewards=[]) for lease in claimed.answer or ()))
     await witness.close()

@@ -30,6 +30,7 @@ class Snapshot:
     resources: dict[str, Row[Any]]
     queues: list[Row[Any]]
     runs: dict[str, Row[Any]]
+    workers: dict[str, Row[Any]]
     blobs: set[bytes]
     blob_uses: list[Row[Any]]
     damage: list[str]
@@ -64,6 +65,7 @@ def read(database: str) -> Snapshot:
         resources={row.id: row for row in rows["resources"]},
         queues=rows["queues"],
         runs={row.id: row for row in rows["runs"]},
+        workers={row.id: row for row in rows["workers"]},
         blobs={bytes(row.sha256) for row in rows["blobs"]},
         blob_uses=rows["blob_uses"],
         damage=damage,

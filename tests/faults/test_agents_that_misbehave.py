@@ -89,7 +89,7 @@ def test_mischief_ends_in_its_own_attempts_state_and_harms_nobody_beside_it(
 ) -> None:
     async def scenario() -> None:
         async with runners(f"{AGENTS}:{agent}") as store:
-            config = RolloutConfig(attempt_timeout=TIMEOUT, max_attempts=1)
+            config = RolloutConfig(attempt_timeout=TIMEOUT, max_attempts=1, max_lost=1)
             (culprit,) = await store.enqueue([NewRollout(input={"do": mischief, "dir": str(tmp_path)}, config=config)])
             harmless = NewRollout(input={"do": "no harm", "dir": str(tmp_path)}, config=RolloutConfig(max_attempts=1))
             others = await store.enqueue([harmless] * 3)

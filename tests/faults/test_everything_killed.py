@@ -59,6 +59,7 @@ class Terminals:
         self.marker = new_marker()
         for port in self.ports:
             self._start("store", "-m", "leyden", "store", "--port", str(port), "--database", self.database)
+        until(lambda: all(self._answers(port) for port in self.ports), "the stores listen")
         self._start("runners", "-m", "leyden", "runners", AGENT, "-n", "2", "--lease", "5", "--store", self.url(self.ports[-1]))
         driver = (str(ROOT / "examples/math/sft_algorithm.py"), "--store", self.url(self.ports[0]))
         options = f"--model {self.model} --train {TRAIN} --heldout {HELDOUT} --max-tokens 200 --engine embedded"
@@ -97,6 +98,12 @@ class Terminals:
         except httpx.HTTPError:
             return []
 
+    def _answers(self, port: int) -> bool:
+        try:
+            return httpx.get(f"{self.url(port)}/health", trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
     def url(self, port: int) -> str:
         return f"http://127.0.0.1:{port}"
 
@@ -131,7 +138,7 @@ def databases(kind: str) -> Iterator[Callable[[str], str]]:
 
 def story(terminals: Terminals) -> dict[str, Any]:
     """What a run came to, but for what chance and time decide."""
-    (summary,) = (json.loads(path.read_text()) for path in terminals.directory.glob("runs/*/summary.json"))
+    summary = json.loads((terminals.directory / "runs" / "latest" / "summary.json").read_text())
     rollouts = terminals.query({"limit": 10_000})
     counted = Counter((r["iteration"], r["metadata"]["step"], r["state"]) for r in rollouts)
     names = Counter((r["iteration"], r["metadata"]["step"], r["group"], r["metadata"]["k"]) for r in rollouts)

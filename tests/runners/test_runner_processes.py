@@ -139,7 +139,7 @@ def test_a_runner_that_keeps_dying_ends_the_pool(
 def test_an_agent_that_kills_its_runner_loses_its_attempts_and_the_others_beside_it_none(capfd: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         async with a_store() as (store, url), RunnerPool(config(url, "die", concurrency=4)):
-            killers = await store.enqueue(new(*({"die": True} for _ in range(2)), max_attempts=2))
+            killers = await store.enqueue(new(*({"die": True} for _ in range(2)), max_lost=2))
             others = await store.enqueue(new(*({"die": False} for _ in range(6)), max_attempts=1))
             ended = await finals(store, killers)
             assert [(item.state, item.failure) for item in ended] == [(RolloutState.FAILED, FailureKind.LOST)] * 2

@@ -243,7 +243,7 @@ def test_a_runner_that_cannot_beat_stops_its_agents_before_the_store_gives_them_
 
     async def scenario() -> None:
         async with working(agent, CutOff, lease_seconds=2.0) as (store, _, _):
-            (item,) = await store.enqueue(new(1, max_attempts=1))
+            (item,) = await store.enqueue(new(1, max_lost=1))
             (done,) = await finals(store, [item])
             ended_at = time.monotonic()
             assert done.failure is FailureKind.LOST  # nobody reported it: the store's sweep ended it

@@ -4,18 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 
+import pytest
 from storekit import SECOND, Kit, open_kit, run, task
 
-from leyden.server.clock import MonotoneClock
-from leyden.types import FailureKind, RolloutConfig, RolloutState, Verdict
+from leyden.server.clock import MonotoneClock, SteadyClock
+from leyden.server.sqlstore import SQLStore
+from leyden.types import AttemptState, FailureKind, Rollout, RolloutConfig, RolloutState, Verdict
 
 
 def test_the_clock_never_goes_back() -> None:
     times = iter([5, 3, 9, 1])
     clock = MonotoneClock(lambda: next(times))
     assert [clock() for _ in range(4)] == [5, 5, 9, 9]
+
+
+@pytest.mark.parametrize("jump", [3600, -3600])
+def test_a_wall_clock_that_is_set_while_the_store_runs_changes_nothing(jump: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteadyClock()
+    before = clock()
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + jump * 1_000_000_000)
+    assert before <= clock() < before + 60 * SECOND
+
+
+def test_a_wall_clock_set_back_between_two_starts_repeats_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def created(path: Path) -> Rollout:
+        async with await SQLStore.open(path, sweep_every=None) as store:
+            return (await store.enqueue([task()]))[0]
+
+    first = asyncio.run(created(tmp_path / "a.db"))
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 3600 * 1_000_000_000)
+    second = asyncio.run(created(tmp_path / "a.db"))
+    assert first.created_at < second.created_at < first.created_at + 60 * SECOND
+    assert second.revision > first.revision
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_time_the_store_did_not_live_through_is_not_an_attempts(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task(config=RolloutConfig(attempt_timeout=60))])
+        (lease,) = await kit.store.claim("w", lease_seconds=10)
+        await kit.pass_time(5)
+        kit.clock.advance(3600)
+        await kit.sql.sweep()
+        for _ in range(54):
+            await kit.pass_time(1)
+            assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.HELD]
+        await kit.pass_time(2)
+        (attempt,) = await kit.store.list_attempts(lease.ref.rollout_id)
+        assert attempt.state is AttemptState.TIMED_OUT
+
+    run(check, kind)
 
 
 def test_a_stall_of_the_store_expires_no_lease_that_could_not_beat() -> None:

@@ -9,12 +9,16 @@ from itertools import islice
 from typing import Any
 
 import orjson
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
+from opentelemetry.proto.trace.v1.trace_pb2 import Status as WireStatus
 
 from leyden.errors import InvalidRequest, TooLarge
 from leyden.server.otlp.protobuf_body import Sent
 from leyden.server.otlp.sent import MAX_DEPTH, MAX_ITEMS, Origin, Refused, SentSpan
 
 MAX_CONTAINERS = 4_000_000  # lists and objects in one body: parsed, each takes 50 to 200 bytes
+_KINDS = dict(WireSpan.SpanKind.items())
+_STATUS_CODES = dict(WireStatus.StatusCode.items())
 _INTEGER = re.compile(r"-?[0-9]{1,1000}")
 
 
@@ -86,10 +90,10 @@ def _to_sent(span: dict[str, Any]) -> SentSpan:
         span_id=_text(span, "spanId").lower(),
         parent_id=_text(span, "parentSpanId").lower(),
         name=_text(span, "name"),
-        kind=_number(span, "kind"),
+        kind=_enum(span, "kind", _KINDS),
         start_ns=_number(span, "startTimeUnixNano"),
         end_ns=_number(span, "endTimeUnixNano"),
-        status=_number(status, "code"),
+        status=_enum(status, "code", _STATUS_CODES),
         status_message=_text(status, "message"),
         trace_state=_text(span, "traceState"),
         attributes=_attributes(span),
@@ -212,6 +216,12 @@ def _text(owner: dict[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise _invalid(f"{name} is not text")
     return value
+
+
+def _enum(owner: dict[str, Any], name: str, numbers: dict[str, int]) -> int:
+    """By number, as OTLP has it, or by name, as protobuf's own JSON has it."""
+    value = owner.get(name)
+    return numbers[value] if isinstance(value, str) and value in numbers else _number(owner, name)
 
 
 def _number(owner: dict[str, Any], name: str) -> int:

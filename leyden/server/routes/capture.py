@@ -14,37 +14,32 @@ class _Attempt(Record):
 
 
 @route(router, "POST", "/v1/spans")
-async def add_spans(call: Call) -> int:
-    body = await call.read(messages.AddSpans)
+async def add_spans(call: Call, body: messages.AddSpans) -> int:
     return await call.store.add_spans(body.ref, body.spans)
 
 
 @route(router, "GET", "/v1/rollouts/{rollout_id}/spans")
-async def list_spans(call: Call) -> list[Span]:
-    return await call.store.list_spans(call.path["rollout_id"], call.query(_Attempt).attempt)
+async def list_spans(call: Call, query: _Attempt) -> list[Span]:
+    return await call.store.list_spans(call.path["rollout_id"], query.attempt)
 
 
 @route(router, "POST", "/v1/generations")
-async def add_generations(call: Call) -> None:
-    body = await call.read(messages.AddGenerations)
+async def add_generations(call: Call, body: messages.AddGenerations) -> None:
     await call.store.add_generations(body.ref, body.generations)
 
 
 @route(router, "POST", "/v1/generations/query")
-async def list_generations(call: Call) -> list[Generation]:
-    body = await call.read(messages.OfRollouts)
+async def list_generations(call: Call, body: messages.OfRollouts) -> list[Generation]:
     return await call.store.list_generations(body.rollout_ids, body.attempt)
 
 
 @route(router, "POST", "/v1/rewards")
-async def add_rewards(call: Call) -> None:
-    body = await call.read(messages.AddRewards)
+async def add_rewards(call: Call, body: messages.AddRewards) -> None:
     await call.store.add_rewards(body.ref, body.rewards)
 
 
 @route(router, "POST", "/v1/rewards/query")
-async def list_rewards(call: Call) -> list[Reward]:
-    body = await call.read(messages.OfRollouts)
+async def list_rewards(call: Call, body: messages.OfRollouts) -> list[Reward]:
     return await call.store.list_rewards(body.rollout_ids, body.attempt)
 
 

@@ -15,9 +15,8 @@ router = APIRouter()
 
 
 @route(router, "POST", "/v1/leases/claim")
-async def claim(call: Call) -> list[Lease]:
+async def claim(call: Call, body: messages.Claim) -> list[Lease]:
     """A client that goes away while it waits leaves no lease behind."""
-    body = await call.read(messages.Claim)
     claiming = asyncio.create_task(
         call.store.claim(body.worker_id, body.limit, body.wait, body.lease_seconds, body.request_id, body.queues)
     )
@@ -42,29 +41,25 @@ async def _disconnect(request: Request) -> None:
 
 
 @route(router, "POST", "/v1/leases/heartbeat")
-async def heartbeat(call: Call) -> list[Verdict]:
-    body = await call.read(messages.Heartbeat)
+async def heartbeat(call: Call, body: messages.Heartbeat) -> list[Verdict]:
     return await call.store.heartbeat(body.worker_id, body.leases, body.lease_seconds)
 
 
 @route(router, "POST", "/v1/leases/complete")
-async def complete(call: Call) -> Rollout:
-    body = await call.read(messages.Complete)
+async def complete(call: Call, body: messages.Complete) -> Rollout:
     return await call.store.complete(body.ref, body.rewards)
 
 
 @route(router, "POST", "/v1/leases/fail")
-async def fail(call: Call) -> Rollout:
-    body = await call.read(messages.Fail)
+async def fail(call: Call, body: messages.Fail) -> Rollout:
     return await call.store.fail(body.ref, body.failure, body.error)
 
 
 @route(router, "POST", "/v1/leases/release")
-async def release(call: Call) -> Rollout:
-    body = await call.read(messages.Release)
+async def release(call: Call, body: messages.Release) -> Rollout:
     return await call.store.release(body.ref, body.delay)
 
 
 @route(router, "POST", "/v1/leases/resolve")
-async def resolve_key(call: Call) -> AttemptBinding:
-    return await call.store.resolve_key((await call.read(messages.Resolve)).key)
+async def resolve_key(call: Call, body: messages.Resolve) -> AttemptBinding:
+    return await call.store.resolve_key(body.key)

@@ -46,8 +46,7 @@ async def _store(call: Call, encoding: Encoding, gzipped: bool) -> Rejected:
         sender = await _sender(call)
         async with intake.turns:
             export = await asyncio.to_thread(_read, body, gzipped, encoding, sender)
-        hold(sum(batch.size for batch in export.batches))
-        return await call.store.add_exported(export.batches, export.rejected)
+    return await call.store.add_exported(export.batches, export.rejected)
 
 
 def _read(body: bytes, gzipped: bool, encoding: Encoding, sender: Sender) -> Export:

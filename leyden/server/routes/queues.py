@@ -17,9 +17,8 @@ class _Slice(Record):
 
 
 @route(router, "GET", "/v1/counts")
-async def count(call: Call) -> Counts:
-    part = call.query(_Slice)
-    return await call.store.count(part.run_id, part.iteration, part.mode, part.queue)
+async def count(call: Call, query: _Slice) -> Counts:
+    return await call.store.count(query.run_id, query.iteration, query.mode, query.queue)
 
 
 @route(router, "GET", "/v1/queues")
@@ -28,6 +27,5 @@ async def list_queues(call: Call) -> list[Queue]:
 
 
 @route(router, "POST", "/v1/queues/{name}")
-async def set_queue(call: Call) -> Queue:
-    body = await call.read(messages.SetQueue)
+async def set_queue(call: Call, body: messages.SetQueue) -> Queue:
     return await call.store.set_queue(call.path["name"], body.paused, body.max_running)

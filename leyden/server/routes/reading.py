@@ -10,15 +10,15 @@ router = APIRouter()
 
 
 @route(router, "POST", "/v1/spans/query")
-async def query_spans(call: Call) -> list[Span]:
-    return await call.store.query_spans(await call.read(SpanQuery))
+async def query_spans(call: Call, body: SpanQuery) -> list[Span]:
+    return await call.store.query_spans(body)
 
 
 @route(router, "POST", "/v1/traces/query")
-async def list_traces(call: Call) -> list[Trace]:
-    return await call.store.list_traces(await call.read(TraceQuery))
+async def list_traces(call: Call, body: TraceQuery) -> list[Trace]:
+    return await call.store.list_traces(body)
 
 
 @route(router, "POST", "/v1/prune")
-async def prune(call: Call) -> Pruned:
-    return await call.store.prune(await call.read(Prune))
+async def prune(call: Call, body: Prune) -> Pruned:
+    return await call.store.prune(body)

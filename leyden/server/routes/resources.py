@@ -10,8 +10,7 @@ router = APIRouter()
 
 
 @route(router, "POST", "/v1/resources")
-async def add_resources(call: Call) -> Resources:
-    body = await call.read(messages.AddResources)
+async def add_resources(call: Call, body: messages.AddResources) -> Resources:
     return await call.store.add_resources(body.resources, body.lease_seconds, body.idempotency_key)
 
 
@@ -26,8 +25,8 @@ async def get_resources(call: Call) -> Resources:
 
 
 @route(router, "POST", "/v1/resources/{resources_id}/keep")
-async def keep_resources(call: Call) -> Resources:
-    return await call.store.keep_resources(call.path["resources_id"], (await call.read(messages.Keep)).lease_seconds)
+async def keep_resources(call: Call, body: messages.Keep) -> Resources:
+    return await call.store.keep_resources(call.path["resources_id"], body.lease_seconds)
 
 
 @route(router, "POST", "/v1/resources/{resources_id}/retire")

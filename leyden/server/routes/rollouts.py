@@ -11,31 +11,27 @@ router = APIRouter()
 
 
 @route(router, "POST", "/v1/rollouts")
-async def enqueue(call: Call) -> list[Rollout]:
-    return await call.store.enqueue((await call.read(messages.Enqueue)).rollouts)
+async def enqueue(call: Call, body: messages.Enqueue) -> list[Rollout]:
+    return await call.store.enqueue(body.rollouts)
 
 
 @route(router, "POST", "/v1/rollouts/query")
-async def list_rollouts(call: Call) -> list[Rollout]:
-    query = await call.read(RolloutQuery)
-    return await call.store.list_rollouts(**dict(query))  # type: ignore[arg-type]
+async def list_rollouts(call: Call, body: RolloutQuery) -> list[Rollout]:
+    return await call.store.list_rollouts(**dict(body))  # type: ignore[arg-type]
 
 
 @route(router, "POST", "/v1/rollouts/wait")
-async def wait_rollouts(call: Call) -> list[Rollout]:
-    body = await call.read(messages.Wait)
+async def wait_rollouts(call: Call, body: messages.Wait) -> list[Rollout]:
     return await call.store.wait_rollouts(body.ids, body.wait, body.done)
 
 
 @route(router, "POST", "/v1/rollouts/cancel")
-async def cancel(call: Call) -> int:
-    body = await call.read(messages.Cancel)
+async def cancel(call: Call, body: messages.Cancel) -> int:
     return await call.store.cancel(body.rollout_ids, body.run_id, body.group)
 
 
 @route(router, "POST", "/v1/rollouts/requeue")
-async def requeue(call: Call) -> list[Rollout]:
-    body = await call.read(messages.Requeue)
+async def requeue(call: Call, body: messages.Requeue) -> list[Rollout]:
     return await call.store.requeue(body.rollout_ids, body.request_id)
 
 
@@ -49,6 +45,6 @@ async def list_attempts(call: Call) -> list[Attempt]:
     return await call.store.list_attempts(call.path["rollout_id"])
 
 
-@route(router, "GET", "/v1/rollouts/{rollout_id}/attempts/{attempt:int}/binding")
+@route(router, "GET", "/v1/rollouts/{rollout_id}/attempts/{attempt}/binding")
 async def resolve_attempt(call: Call) -> AttemptBinding:
-    return await call.store.resolve_attempt(call.path["rollout_id"], int(call.path["attempt"]))
+    return await call.store.resolve_attempt(call.path["rollout_id"], call.number("attempt"))

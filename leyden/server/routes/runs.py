@@ -14,8 +14,8 @@ class _Page(Record):
 
 
 @route(router, "GET", "/v1/runs")
-async def list_runs(call: Call) -> list[Run]:
-    return await call.store.list_runs(call.query(_Page).limit)
+async def list_runs(call: Call, query: _Page) -> list[Run]:
+    return await call.store.list_runs(query.limit)
 
 
 @route(router, "GET", "/v1/runs/{run_id}")
@@ -24,18 +24,15 @@ async def get_run(call: Call) -> Run:
 
 
 @route(router, "POST", "/v1/runs/{run_id}/start")
-async def start_run(call: Call) -> Run:
-    body = await call.read(messages.StartRun)
+async def start_run(call: Call, body: messages.StartRun) -> Run:
     return await call.store.start_run(call.path["run_id"], body.config, body.lease_seconds, body.take_over, body.request_id)
 
 
 @route(router, "POST", "/v1/runs/{run_id}/keep")
-async def keep_run(call: Call) -> Run:
-    body = await call.read(messages.KeepRun)
+async def keep_run(call: Call, body: messages.KeepRun) -> Run:
     return await call.store.keep_run(call.path["run_id"], body.epoch, body.lease_seconds)
 
 
 @route(router, "POST", "/v1/runs/{run_id}/finish")
-async def finish_run(call: Call) -> Run:
-    body = await call.read(messages.FinishRun)
+async def finish_run(call: Call, body: messages.FinishRun) -> Run:
     return await call.store.finish_run(call.path["run_id"], body.epoch, body.state, body.summary)

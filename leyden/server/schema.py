@@ -98,7 +98,7 @@ rollouts = Table(
 )
 # Only what can be claimed is in the claim's index: scheduled rows left in it make a claim 86 times slower (measured).
 Index("rollouts_ready", rollouts.c.queue, rollouts.c.priority, rollouts.c.seq, rollouts.c.resources_id, **_partial("state = 'queued'"))
-Index("rollouts_due", rollouts.c.available_at, **_partial("state = 'scheduled'"))
+Index("rollouts_due", rollouts.c.available_at, **_partial("available_at IS NOT NULL"))
 Index("rollouts_run", rollouts.c.run_id, rollouts.c.seq)
 Index("rollouts_group", rollouts.c.group_key, rollouts.c.seq, **_partial("group_key IS NOT NULL"))
 Index("rollouts_state", rollouts.c.state, rollouts.c.seq)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from leyden.errors import InvalidRequest, LeaseLost, LeydenError
 from leyden.server.capture import Capture
@@ -168,9 +168,10 @@ class SQLStore(Capture):
     def _meet_replicas(self) -> Replicas | None:
         if not self._database.shared:
             return None
+        from leyden.server.postgres import PostgresDatabase  # both need psycopg
         from leyden.server.replicas import Replicas
 
-        return Replicas(self._database, self._executor.write, self._look_again)
+        return Replicas(cast(PostgresDatabase, self._database), self._executor.write, self._look_again)
 
     def _look_again(self) -> None:
         """Another store may have changed what somebody here waits for."""

@@ -60,3 +60,15 @@ async def die(task: dict[str, Any]) -> float:
 @rollout
 async def keys(task: Any) -> dict[str, float]:
     return {name: float(os.environ.get(name, 0)) for name in ("TOOL_API_KEY", "OTHER_API_KEY")}
+
+
+@rollout
+async def linger(task: dict[str, Any]) -> float:
+    """Waits until it is stopped, and says so in ``DIR/stopped-VALUE``."""
+    place = Path(task["dir"])
+    (place / f"started-{os.getpid()}-{task['value']}").touch()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        (place / f"stopped-{task['value']}").touch()
+    return 1.0

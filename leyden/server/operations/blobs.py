@@ -24,6 +24,7 @@ def _insert(insert: Any) -> tuple[Any, Any]:
 
 
 _KEEP = {"sqlite": _insert(sqlite.insert), "postgresql": _insert(postgresql.insert)}
+_KNOWN = select(blobs.c.sha256).where(blobs.c.sha256.in_(bindparam("keys", expanding=True)))
 _PIECES = select(blobs).where(blobs.c.sha256.in_(bindparam("keys", expanding=True)))
 
 
@@ -33,9 +34,20 @@ def store_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[Any, Any]
     if not uses:
         return
     keep_piece, keep_use = _KEEP[tx.dialect]
+    missing = _missing(tx, {key for key, _ in uses})
     # In order, so that two writers of the same pieces wait for each other and never for ever.
-    tx.conn.execute(keep_piece, [{"sha256": key, "data": pieces[key]} for key in sorted({key for key, _ in uses})])
+    if missing:
+        tx.conn.execute(keep_piece, [{"sha256": key, "data": pieces[key]} for key in missing])
     tx.conn.execute(keep_use, [{"sha256": key, "owner": owner} for key, owner in sorted(uses)])
+
+
+def _missing(tx: Transaction, wanted: set[bytes]) -> list[bytes]:
+    """A prefix that repeats is not sent to the database each time. One that is pruned at this moment fails at its use, and all is done again."""
+    keys = sorted(wanted)
+    known: set[bytes] = set()
+    for start in range(0, len(keys), CHUNK):
+        known.update(tx.conn.execute(_KNOWN, {"keys": keys[start : start + CHUNK]}).scalars())
+    return [key for key in keys if key not in known]
 
 
 def load_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[Any, Any]]) -> Pieces:

@@ -94,7 +94,7 @@ _OVERDUE = select(leases.c.rollout_id).where(_IS_OVERDUE).limit(SWEEP_LIMIT)
 _STILL_OVERDUE = select(leases).where(_IS_OVERDUE, leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
 _DUE = (
     select(rollouts)
-    .where(literal_column("state = 'scheduled'"), rollouts.c.available_at <= bindparam("now"))
+    .where(rollouts.c.available_at <= bindparam("now"))  # only a scheduled one has such a time: naming the state leads planners astray
     .order_by(rollouts.c.available_at)
     .limit(SWEEP_LIMIT)
     .with_for_update(skip_locked=True)

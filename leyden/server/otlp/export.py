@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from leyden.errors import TooLarge
 from leyden.server.otlp.answers import Encoding
 from leyden.server.otlp.json_body import read_json
 from leyden.server.otlp.protobuf_body import read_protobuf
@@ -12,6 +13,9 @@ from leyden.server.otlp.sent import Attempt, Refused, to_span
 from leyden.server.rejected import Rejected
 from leyden.server.rows import Batch, span_batches
 from leyden.types import Span
+
+
+MAX_ROWS_BYTES = 128 << 20  # of all rows of one export: 64,000 spans, if they are small
 
 
 @dataclass
@@ -35,7 +39,13 @@ def read_export(body: bytes, encoding: Encoding, sender: Sender) -> Export:
     """
     export = Export()
     spans = _spans(body, encoding, sender, export.rejected)
-    export.batches = [batch for batch in span_batches(spans) if batch.rows]
+    size = 0
+    for batch in span_batches(spans):
+        size += batch.size
+        if size > MAX_ROWS_BYTES:
+            raise TooLarge(f"the spans take more than {MAX_ROWS_BYTES >> 20} MiB", "send fewer spans in one request")
+        if batch.rows:
+            export.batches.append(batch)
     return export
 
 

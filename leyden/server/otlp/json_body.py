@@ -16,7 +16,8 @@ from leyden.errors import InvalidRequest, TooLarge
 from leyden.server.otlp.protobuf_body import Sent
 from leyden.server.otlp.sent import MAX_DEPTH, MAX_ITEMS, Origin, Refused, SentSpan
 
-MAX_CONTAINERS = 4_000_000  # lists and objects in one body: parsed, each takes 50 to 200 bytes
+MAX_CONTAINERS = 2_000_000  # lists and objects in one body: parsed, each takes up to 200 bytes
+MAX_COMMAS = 8_000_000  # other values: each takes 60 bytes
 _KINDS = dict(WireSpan.SpanKind.items())
 _STATUS_CODES = dict(WireStatus.StatusCode.items())
 _INTEGER = re.compile(r"-?[0-9]{1,1000}")
@@ -24,8 +25,8 @@ _INTEGER = re.compile(r"-?[0-9]{1,1000}")
 
 def read_json(body: bytes) -> Iterator[Sent]:
     """Each span of the export, or why it cannot be read. Raises ``InvalidRequest`` for what is no export at all."""
-    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
-        raise TooLarge(f"the body holds more than {MAX_CONTAINERS} values", "send fewer spans in one request")
+    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS or body.count(b",") > MAX_COMMAS:
+        raise TooLarge("the body holds too many values", "send fewer spans in one request")
     request = _parse(body)
     if request and "resourceSpans" not in request:
         yield Refused("the body has no resourceSpans", ", ".join(request)[:150])

@@ -12,10 +12,11 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
-from leyden.errors import InvalidRequest
+from leyden.errors import InvalidRequest, TooLarge
 from leyden.server.otlp.fields import BYTES, Malformed, fields, with_valid_text
 from leyden.server.otlp.sent import MAX_DEPTH, MAX_ITEMS, Origin, Refused, SentSpan
 
+MAX_SPANS = 100_000  # of one library in one process
 MAX_SPAN = 16 << 20  # bytes of one span: decoded, empty items take 30 times as much
 RESOURCE_SPANS, SCOPE_SPANS, SPANS = 1, 2, 2  # fields of the request, of ResourceSpans, of ScopeSpans
 RESOURCE, SCOPE = 1, 1
@@ -58,6 +59,8 @@ def _group(message: memoryview, about: int, members: int) -> tuple[bytes, list[m
                 common += value
             elif (number, wire_type) == (members, BYTES):
                 found.append(value)
+                if len(found) > MAX_SPANS:
+                    raise TooLarge(f"the body holds more than {MAX_SPANS} spans", "send fewer spans in one request")
     except Malformed as error:
         return common, found, [Refused("a group of spans breaks off", str(error))]
     return common, found, []

@@ -56,7 +56,7 @@ def print_json(**value: Any) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """On a terminal a table with its head; elsewhere one line a row, with tabs between and nothing else."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() or not cells:
         for row in cells:
             print("\t".join(" ".join(cell.split()) for cell in row))
         return
@@ -64,7 +64,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    for place, column in enumerate(columns):
+        table.add_column(column, no_wrap=place == 0, overflow="fold")  # what comes first is an id, to be copied whole
     for row in cells:
         table.add_row(*map(Text, row))
     Console().print(table)

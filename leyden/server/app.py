@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
@@ -17,7 +17,7 @@ from leyden.errors import LeydenError
 from leyden.server.openapi import make_document
 from leyden.server.routes import capture, leases, otlp, queues, reading, resources, rollouts, runs, workers
 from leyden.server.sqlstore import SQLStore
-from leyden.server.wire import LOOPBACK_HOSTS, HostCheck, answer_bug, answer_error, answer_http_error, json_response
+from leyden.server.wire import LOOPBACK_HOSTS, HostCheck, answer_bug, answer_error, answer_http_error, answer_nobody, json_response
 
 ROUTERS = tuple(module.router for module in (rollouts, leases, capture, resources, workers, runs, queues, reading, otlp))
 
@@ -44,6 +44,7 @@ def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] 
         app.include_router(router)
     app.add_exception_handler(LeydenError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_exception_handler(ClientDisconnect, answer_nobody)
     app.add_exception_handler(Exception, answer_bug)
     app.add_middleware(HostCheck, hosts=hosts)
     return app

@@ -154,6 +154,11 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     return json_response({"error": {"code": code, "message": message, "hint": None}}, error.status_code, error.headers)
 
 
+async def answer_nobody(request: Request, error: Exception) -> Response:
+    """The client left in the middle of its body. Nothing was done, and nobody reads this."""
+    return Response(status_code=400)
+
+
 async def answer_bug(request: Request, error: Exception) -> Response:
     """The traceback goes to the server's log, never over the wire."""
     return json_response({"error": {"code": "internal", "message": "the store failed on this request", "hint": "see the store's log"}}, 500)

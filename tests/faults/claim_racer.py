@@ -24,7 +24,7 @@ def run(database: str, name: str, run_id: str, limited: str, free: str, go: str,
 async def _race(database: str, name: str, run_id: str, limited: str, free: str, go: Path, log: Path) -> None:
     async with StoreClient(database) if database.startswith("http") else await SQLStore.open(database) as store:
         log.with_suffix(".ready").touch()
-        while not go.exists():
+        while not go.exists():  # noqa: ASYNC240
             await asyncio.sleep(0.01)
         notes: list[tuple[str, float, LeaseRef, str]] = []
 

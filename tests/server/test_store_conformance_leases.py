@@ -145,7 +145,7 @@ def test_beats_keep_a_lease_and_silence_loses_it(kind: str) -> None:
     async def check(kit: Kit) -> None:
         await kit.store.enqueue([task("kept"), task("lost")])
         kept, lost = await kit.store.claim("w", 2, lease_seconds=10)
-        for _ in range(4):
+        for _ in range(6):
             await kit.pass_time(6)
             assert await kit.store.heartbeat("w", [kept.ref]) == [Verdict.HELD]
         assert await kit.store.heartbeat("w", [lost.ref, kept.ref]) == [Verdict.LOST, Verdict.HELD]

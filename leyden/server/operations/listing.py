@@ -97,8 +97,9 @@ def _conditions(tx: Transaction, query: RolloutQuery) -> list[ColumnElement[bool
     if query.created_to is not None:
         conditions.append(rollouts.c.created_at < query.created_to)
     if query.changed_after is not None:
-        conditions.append(rollouts.c.revision >= query.changed_after if query.after else rollouts.c.revision > query.changed_after)
-        conditions.extend(_settled(tx))
+        if query.after is None or query.id_prefix is not None:  # else the cursor says more
+            conditions.append(rollouts.c.revision > query.changed_after)
+        conditions += _settled(tx)
     return conditions
 
 

@@ -14,7 +14,6 @@ from leyden.server.rejected import Rejected
 from leyden.server.rows import Batch, span_batches
 from leyden.types import Span
 
-
 MAX_ROWS_BYTES = 128 << 20  # of all rows of one export: 64,000 spans, if they are small
 
 

@@ -10,8 +10,11 @@ from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from leyden.errors import TooLarge
+
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MAX_NESTING = 100  # as the decoder has it
+MAX_FIELDS = 1_000_000  # of one body that are looked at here: a second's work
 
 
 class Malformed(ValueError):
@@ -24,27 +27,58 @@ class Field(NamedTuple):
     value: memoryview  # of BYTES without its length, of others as it is encoded
 
 
-def fields(message: memoryview) -> Iterator[Field]:
-    """Raises ``Malformed`` where it cannot go on; what came before is good."""
-    at, size = 0, len(message)
-    while at < size:
-        tag, at = _varint(message, at)
-        number, wire_type = tag >> 3, tag & 7
-        if number == 0:
-            raise Malformed("field 0")
-        if wire_type == BYTES:
-            length, at = _varint(message, at)
-            end = at + length
-        elif wire_type == VARINT:
-            _, end = _varint(message, at)
-        elif wire_type in (FIXED64, FIXED32):
-            end = at + (8 if wire_type == FIXED64 else 4)
-        else:
-            raise Malformed(f"wire type {wire_type}")
-        if end > size:
-            raise Malformed("cut short")
-        yield Field(number, wire_type, message[at:end])
-        at = end
+class Walk:
+    """Takes the messages of one body apart. Raises ``TooLarge`` for one with too many fields."""
+
+    def __init__(self) -> None:
+        self._left = MAX_FIELDS
+
+    def fields(self, message: memoryview) -> Iterator[Field]:
+        """Raises ``Malformed`` where it cannot go on; what came before is good."""
+        at, size = 0, len(message)
+        while at < size:
+            self._left -= 1
+            if self._left < 0:
+                raise TooLarge(f"the body holds more than {MAX_FIELDS} fields", "send fewer spans in one request")
+            tag, at = _varint(message, at)
+            number, wire_type = tag >> 3, tag & 7
+            if number == 0:
+                raise Malformed("field 0")
+            if wire_type == BYTES:
+                length, at = _varint(message, at)
+                end = at + length
+            elif wire_type == VARINT:
+                _, end = _varint(message, at)
+            elif wire_type in (FIXED64, FIXED32):
+                end = at + (8 if wire_type == FIXED64 else 4)
+            else:
+                raise Malformed(f"wire type {wire_type}")
+            if end > size:
+                raise Malformed("cut short")
+            yield Field(number, wire_type, message[at:end])
+            at = end
+
+    def with_valid_text(self, message: memoryview, descriptor: Descriptor, depth: int = 0) -> bytes:
+        """The same message with U+FFFD for what is not UTF-8 in its strings: decoders refuse a whole message for one such byte.
+
+        Raises ``Malformed``.
+        """
+        if depth > MAX_NESTING:
+            raise Malformed("nested too deep")
+        parts: list[bytes] = []
+        for number, wire_type, value in self.fields(message):
+            kind = descriptor.fields_by_number.get(number)
+            if kind is None:
+                continue
+            if wire_type != BYTES:
+                parts += (varint(number << 3 | wire_type), bytes(value))
+            elif kind.type == FieldDescriptor.TYPE_STRING:
+                parts.append(bytes_field(number, bytes(value).decode(errors="replace").encode()))
+            elif kind.type == FieldDescriptor.TYPE_MESSAGE:
+                parts.append(bytes_field(number, self.with_valid_text(value, kind.message_type, depth + 1)))
+            else:
+                parts.append(bytes_field(number, bytes(value)))
+        return b"".join(parts)
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
@@ -71,26 +105,3 @@ def varint(value: int) -> bytes:
 
 def bytes_field(number: int, value: bytes) -> bytes:
     return varint(number << 3 | BYTES) + varint(len(value)) + value
-
-
-def with_valid_text(message: memoryview, descriptor: Descriptor, depth: int = 0) -> bytes:
-    """The same message with U+FFFD for what is not UTF-8 in its strings: decoders refuse a whole message for one such byte.
-
-    Raises ``Malformed``.
-    """
-    if depth > MAX_NESTING:
-        raise Malformed("nested too deep")
-    parts: list[bytes] = []
-    for number, wire_type, value in fields(message):
-        kind = descriptor.fields_by_number.get(number)
-        if kind is None:
-            continue
-        if wire_type != BYTES:
-            parts += (varint(number << 3 | wire_type), bytes(value))
-        elif kind.type == FieldDescriptor.TYPE_STRING:
-            parts.append(bytes_field(number, bytes(value).decode(errors="replace").encode()))
-        elif kind.type == FieldDescriptor.TYPE_MESSAGE:
-            parts.append(bytes_field(number, with_valid_text(value, kind.message_type, depth + 1)))
-        else:
-            parts.append(bytes_field(number, bytes(value)))
-    return b"".join(parts)

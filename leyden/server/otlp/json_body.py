@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status as WireStatus
 
 from leyden.errors import InvalidRequest, TooLarge
 from leyden.server.otlp.protobuf_body import Sent
-from leyden.server.otlp.sent import MAX_DEPTH, MAX_ITEMS, Origin, Refused, SentSpan
+from leyden.server.otlp.sent import MAX_DEPTH, MAX_ITEMS, UNREADABLE, Origin, Refused, SentSpan
 
 MAX_CONTAINERS = 2_000_000  # lists and objects in one body: parsed, each takes up to 200 bytes
 MAX_COMMAS = 8_000_000  # other values: each takes 60 bytes
@@ -36,24 +37,41 @@ def read_json(body: bytes) -> Iterator[Sent]:
         raise InvalidRequest(f"the body is not an ExportTraceServiceRequest in JSON: {refused.detail}") from refused
     for group in groups:
         try:
-            yield from _resource_spans(group)
+            yield from _resource_spans(_checked(group, "resourceSpans"))
         except Refused as refused:
             yield refused
 
 
-def _resource_spans(group: Any) -> Iterator[Sent]:
-    """What is wrong with a group costs that group."""
-    if not isinstance(group, dict):
-        raise _invalid("resourceSpans holds something else than objects")
-    resource = _attributes(_object(group, "resource"))
-    for library in _objects(group, "scopeSpans"):
+def _resource_spans(group: dict[str, Any]) -> Iterator[Sent]:
+    """What is wrong with one library's spans costs those."""
+    resource = _readable(group.get("resource"))
+    for library in _items(group, "scopeSpans"):
         try:
-            scope = _object(library, "scope")
-            origin = Origin(resource, _text(scope, "name"), _text(scope, "version"), _attributes(scope))
+            origin = _origin(resource, _checked(library, "scopeSpans").get("scope"))
             for span in _items(library, "spans"):
                 yield _span(span, origin)
         except Refused as refused:
             yield refused
+
+
+def _origin(resource: dict[str, Any], scope: Any) -> Origin:
+    library = scope if isinstance(scope, dict) else {}
+    name, version = (value if isinstance(value, str) else "" for value in (library.get("name"), library.get("version")))
+    return Origin(resource, name, version, _readable(scope))
+
+
+def _readable(owner: Any) -> dict[str, Any]:
+    """The attributes of a process or a library. Where they cannot be read all at once, those that can be read one by one: no span is lost
+    for what others sent along."""
+    try:
+        return _attributes(_object({"": owner}, ""))
+    except Refused as refused:
+        readable: dict[str, Any] = {UNREADABLE: str(refused)}
+    pairs = owner.get("attributes") if isinstance(owner, dict) else None
+    for pair in pairs[:MAX_ITEMS] if isinstance(pairs, list) else ():
+        with suppress(Refused):
+            readable |= _attributes({"attributes": [pair]})
+    return readable
 
 
 def _parse(body: bytes) -> dict[str, Any]:
@@ -76,9 +94,7 @@ def _parse_int(digits: str) -> int | str:
 
 def _span(span: Any, origin: Origin) -> Sent:
     try:
-        if not isinstance(span, dict):
-            raise _invalid("a span is not an object")
-        return _to_sent(span), origin
+        return _to_sent(_checked(span, "spans")), origin
     except Refused as refused:
         return refused
 
@@ -184,6 +200,12 @@ def _invalid(detail: str) -> Refused:
     return Refused("it is not as the protocol has it", detail)
 
 
+def _checked(item: Any, name: str) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise _invalid(f"{name} holds something else than objects")
+    return item
+
+
 def _items(owner: dict[str, Any], name: str) -> list[Any]:
     value = owner.get(name)
     if value is None:
@@ -194,11 +216,7 @@ def _items(owner: dict[str, Any], name: str) -> list[Any]:
 
 
 def _objects(owner: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    items = _items(owner, name)
-    for item in items:
-        if not isinstance(item, dict):
-            raise _invalid(f"{name} holds something else than objects")
-    return items
+    return [_checked(item, name) for item in _items(owner, name)]
 
 
 def _object(owner: dict[str, Any], name: str) -> dict[str, Any]:

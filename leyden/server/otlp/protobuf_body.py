@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -12,14 +13,14 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
-from leyden.errors import InvalidRequest, TooLarge
-from leyden.server.otlp.fields import BYTES, Malformed, fields, with_valid_text
-from leyden.server.otlp.sent import MAX_DEPTH, MAX_ITEMS, Origin, Refused, SentSpan
+from leyden.errors import InvalidRequest
+from leyden.server.otlp.fields import BYTES, Malformed, Walk
+from leyden.server.otlp.sent import MAX_DEPTH, MAX_ITEMS, UNREADABLE, Origin, Refused, SentSpan
 
-MAX_SPANS = 100_000  # of one library in one process
 MAX_SPAN = 16 << 20  # bytes of one span: decoded, empty items take 30 times as much
 RESOURCE_SPANS, SCOPE_SPANS, SPANS = 1, 2, 2  # fields of the request, of ResourceSpans, of ScopeSpans
 RESOURCE, SCOPE = 1, 1
+RESOURCE_ATTRIBUTES, SCOPE_ATTRIBUTES = 1, 3
 
 M = TypeVar("M", bound=Message)
 Sent = tuple[SentSpan, Origin] | Refused
@@ -27,73 +28,75 @@ Sent = tuple[SentSpan, Origin] | Refused
 
 def read_protobuf(body: bytes) -> Iterator[Sent]:
     """Each span of the export, or why it cannot be read. Raises ``InvalidRequest`` for what is no export at all."""
+    reader = _Reader()
     try:
-        for number, wire_type, group in fields(memoryview(body)):
+        for number, wire_type, group in reader.fields(memoryview(body)):
             if (number, wire_type) == (RESOURCE_SPANS, BYTES):
-                yield from _resource_spans(group)
+                yield from reader.resource_spans(group)
     except Malformed as error:
         raise InvalidRequest(f"the body is not an ExportTraceServiceRequest in Protocol Buffers: {error}") from error
 
 
-def _resource_spans(message: memoryview) -> Iterator[Sent]:
-    resource, groups, broken = _group(message, RESOURCE, SCOPE_SPANS)
-    yield from broken
-    for group in groups:
-        scope, spans, broken = _group(group, SCOPE, SPANS)
+class _Reader(Walk):
+    def resource_spans(self, message: memoryview) -> Iterator[Sent]:
+        resource, groups, broken = self._group(message, RESOURCE, SCOPE_SPANS)
         yield from broken
+        attributes = self._attributes_of(Resource, RESOURCE_ATTRIBUTES, resource)
+        for group in groups:
+            scope, spans, broken = self._group(group, SCOPE, SPANS)
+            yield from broken
+            origin = self._origin(attributes, scope)
+            for span in spans:
+                try:
+                    yield _to_sent(self._parse(WireSpan, span)), origin
+                except Refused as refused:
+                    yield refused
+
+    def _group(self, message: memoryview, about: int, members: int) -> tuple[memoryview, list[memoryview], list[Refused]]:
+        """What all members have in common (a message that comes in parts is their concatenation), the members, and where it breaks off."""
+        common, found = b"", []
         try:
-            origin = _origin(resource, scope)
+            for number, wire_type, value in self.fields(message):
+                if (number, wire_type) == (about, BYTES):
+                    common += value
+                elif (number, wire_type) == (members, BYTES):
+                    found.append(value)
+        except Malformed as error:
+            return memoryview(common), found, [Refused("a group of spans breaks off", str(error))]
+        return memoryview(common), found, []
+
+    def _origin(self, resource: dict[str, Any], scope: memoryview) -> Origin:
+        attributes = self._attributes_of(InstrumentationScope, SCOPE_ATTRIBUTES, scope)
+        try:
+            library = self._parse(InstrumentationScope, scope)
+        except Refused:
+            return Origin(resource, "", "", attributes)
+        return Origin(resource, library.name, library.version, attributes)
+
+    def _attributes_of(self, kind: type[Resource | InstrumentationScope], number: int, message: memoryview) -> dict[str, Any]:
+        """Where they cannot be read all at once, those that can be read one by one: no span is lost for what others sent along."""
+        try:
+            return _attributes(self._parse(kind, message).attributes)
         except Refused as refused:
-            yield from (refused for _ in spans)
-            continue
-        for span in spans:
-            yield _span(span, origin)
+            readable: dict[str, Any] = {UNREADABLE: str(refused)}
+        with suppress(Malformed):
+            for field in self.fields(message):
+                if (field.number, field.wire_type) == (number, BYTES):
+                    with suppress(Refused):
+                        readable |= _attributes([self._parse(KeyValue, field.value)])
+        return readable
 
-
-def _group(message: memoryview, about: int, members: int) -> tuple[bytes, list[memoryview], list[Refused]]:
-    """What all members have in common (a message that comes in parts is their concatenation), the members, and where it breaks off."""
-    common, found = b"", []
-    try:
-        for number, wire_type, value in fields(message):
-            if (number, wire_type) == (about, BYTES):
-                common += value
-            elif (number, wire_type) == (members, BYTES):
-                found.append(value)
-                if len(found) > MAX_SPANS:
-                    raise TooLarge(f"the body holds more than {MAX_SPANS} spans", "send fewer spans in one request")
-    except Malformed as error:
-        return common, found, [Refused("a group of spans breaks off", str(error))]
-    return common, found, []
-
-
-def _origin(resource: bytes, scope: bytes) -> Origin:
-    library = _parse(InstrumentationScope, memoryview(scope))
-    return Origin(
-        resource=_attributes(_parse(Resource, memoryview(resource)).attributes),
-        scope=library.name,
-        scope_version=library.version,
-        scope_attributes=_attributes(library.attributes),
-    )
-
-
-def _span(message: memoryview, origin: Origin) -> Sent:
-    try:
-        return _to_sent(_parse(WireSpan, message)), origin
-    except Refused as refused:
-        return refused
-
-
-def _parse(kind: type[M], message: memoryview) -> M:
-    if len(message) > MAX_SPAN:
-        raise Refused(f"it is larger than {MAX_SPAN >> 20} MiB", f"{len(message)} bytes")
-    try:
-        return kind.FromString(bytes(message))
-    except DecodeError:
-        pass  # perhaps nothing but its text
-    try:
-        return kind.FromString(with_valid_text(message, kind.DESCRIPTOR))
-    except (DecodeError, Malformed) as error:
-        raise Refused(f"its {kind.DESCRIPTOR.name} cannot be decoded", str(error)) from error
+    def _parse(self, kind: type[M], message: memoryview) -> M:
+        if len(message) > MAX_SPAN:
+            raise Refused(f"it is larger than {MAX_SPAN >> 20} MiB", f"{len(message)} bytes")
+        try:
+            return kind.FromString(bytes(message))
+        except DecodeError:
+            pass  # perhaps nothing but its text
+        try:
+            return kind.FromString(self.with_valid_text(message, kind.DESCRIPTOR))
+        except (DecodeError, Malformed) as error:
+            raise Refused(f"its {kind.DESCRIPTOR.name} cannot be decoded", str(error)) from error
 
 
 def _to_sent(span: WireSpan) -> SentSpan:

@@ -12,6 +12,7 @@ from leyden.types import ID_PATTERN, Span
 MAX_ITEMS = 10_000  # attributes, events or links of one span; more are counted as dropped
 MAX_DEPTH = 48  # of lists and maps in one value
 NO_ID = ""
+UNREADABLE = "leyden.unreadable"  # attribute of a process or a library: why some others of it are missing
 _KINDS = ("internal", "internal", "server", "client", "producer", "consumer")  # what is unspecified counts as internal
 _STATUSES = ("unset", "ok", "error")
 _ID = re.compile(ID_PATTERN)

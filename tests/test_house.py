@@ -177,3 +177,13 @@ def test_make_and_ci_run_the_tests_the_readme_names() -> None:
     assert "make test" in (ROOT / ".ci/run").read_text()
     targets = set(re.findall(r"^([\w-]+(?: [\w-]+)*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert {"demo", "test", "check", "clean", "test-engines", "test-faults"} <= targets
+
+
+NAMED_TEST = re.compile(r"`(?:tests/)?([\w/]+\.py)::(test_\w+)")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_a_test_that_a_page_names_exists(page: Path) -> None:
+    for file, name in NAMED_TEST.findall(page.read_text()):
+        path = ROOT / "tests" / file
+        assert path.is_file() and re.search(rf"^\s*(?:async )?def {name}\(", path.read_text(), re.M), f"{page.name}: {file}::{name}"

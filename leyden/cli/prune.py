@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from leyden.server.client import StoreClient
     from leyden.server.queries import Prune
 
+NOTHING = "there is nothing to delete: nothing is that old and final, unless it is of a run that is running"
+
 
 def run(
     older_than: Annotated[str, typer.Option(help="Ended so long ago, e.g. 30d.", metavar="TIME")],
@@ -36,7 +38,7 @@ def run(
     if dry_run or not any(would.values()):
         if as_json:
             return print_json(dry_run=dry_run, deleted=would)
-        return say(f"{'would delete' if dry_run else 'nothing to delete'}: {_listed(would)}" if dry_run else "nothing is that old")
+        return say(f"would delete {_listed(would)}" if any(would.values()) else NOTHING)
     if not confirmed(f"delete {_listed(would)}?", yes):
         raise typer.Exit(1)
     deleted = ask_store(store, lambda client: _go_on(client, query.model_copy(update={"dry_run": False}), would["rollouts"]))

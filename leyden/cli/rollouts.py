@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,7 +102,14 @@ def show(
     rollout: Rollout = found["rollout"]
     shown = rollout.model_dump(mode="json", exclude={"config", "episode", "revision"}, exclude_none=True)
     shown |= {name: moment(shown[name]) for name in ("created_at", "finished_at", "available_at") if name in shown}
-    print_table(("", ""), [(name, value) for name, value in shown.items() if value not in ({}, "")])
+    print_table(
+        ("", ""),
+        [
+            (name, value if isinstance(value, str | int) else json.dumps(value, ensure_ascii=False))
+            for name, value in shown.items()
+            if value != {}
+        ],
+    )
     print()
     print_table(
         ("attempt", "state", "worker", "began", "took", "error"),

@@ -17,7 +17,7 @@ from store_shifted import WallClock
 from leyden.types import Lease, NewRollout, RolloutConfig, Verdict
 
 HOUR = 3600.0
-LEASE = 2.0  # seconds
+LEASE = 1.5  # seconds
 SOON = 30.0  # seconds; far less than an hour
 
 
@@ -36,10 +36,10 @@ def test_a_clock_that_is_set_changes_nothing(room: Room, kind: str, jump: float)
         client = Witness("client", room.history, shifted.url, PATIENCE)
         holder = Holder(Witness("holder", room.history, steady.url, PATIENCE))
         await holder.begin()
-        for ahead in (0.0, jump, 0.0, jump):
+        for ahead in (jump, 0.0):
             wall.set_ahead(ahead)
             await things_take_their_time(client)
-        for ahead in (0.0, jump, 0.0):
+        for ahead in (jump, 0.0):
             shifted.kill()
             wall.set_ahead(ahead)
             await shifted.start(clock=clock)
@@ -82,11 +82,11 @@ class Holder:
 async def things_take_their_time(client: Witness) -> None:
     """A lease that nobody keeps runs out, and a rollout for later comes when it is time: neither at once nor in an hour."""
     lost, later = await queue(client), await queue(client, delay=0.5)
-    first = await claim(client, lost)
     began = time.monotonic()
+    first = await claim(client, lost)
     again = await claim(client, lost, wait=SOON)
     assert again.ref.attempt == first.ref.attempt + 1
-    assert time.monotonic() - began > LEASE * 0.75, "a lease ended before its time"
+    assert time.monotonic() - began >= LEASE, "a lease ended before its time"
     for lease in (again, await claim(client, later, wait=SOON)):
         event = await client.call("complete", ref=lease.ref, rewards=[])
         assert event.outcome is Outcome.OK, event.error

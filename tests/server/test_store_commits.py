@@ -118,7 +118,7 @@ def test_the_claim_and_the_sweep_use_their_partial_indexes() -> None:
         def plan(tx: Transaction, query: str) -> str:
             return " ".join(row.detail for row in tx.conn.exec_driver_sql("EXPLAIN QUERY PLAN " + query))
 
-        ready = await kit.sql._executor.read(plan, "SELECT * FROM rollouts WHERE state = 'queued' ORDER BY priority, seq LIMIT 1")
+        ready = await kit.sql._executor.read(plan, "SELECT * FROM rollouts WHERE queue = 'a' AND state = 'queued' ORDER BY priority, seq LIMIT 1")
         assert "rollouts_ready" in ready and "TEMP B-TREE" not in ready
         statements = await trace(kit)
         await kit.store.claim("w")

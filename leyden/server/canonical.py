@@ -27,7 +27,7 @@ def canonical(value: Any, depth: int = 0) -> Any:
         return value if value in _INTEGERS else _digits(value)
     if kind is float:
         return value if isfinite(value) else "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if kind is list:
+    if kind is list or kind is tuple:
         items = [canonical(item, _deeper(depth)) for item in value]
         return value if all(map(is_, items, value)) else items
     if kind is dict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,13 +20,13 @@ from leyden.types import Generation, LeaseRef, Rejection, Reward, Span
 
 
 class Capture:
-    """A part of ``SQLStore``. Rows are made in other threads, so that a large body holds up neither the event loop nor the writer."""
+    """A part of ``SQLStore``. Rows are made in threads of the intake: a large body holds up neither the event loop nor the writer."""
 
     _executor: Executor
     intake: Intake
 
     async def add_spans(self, ref: LeaseRef, spans: Sequence[Span]) -> int:
-        batches = await asyncio.to_thread(lambda: list(span_batches(spans)))
+        batches = await self.intake.work(lambda: list(span_batches(spans)))
         with self._room_for(batches):
             return sum([await self._executor.write_bulk(batch.size, span_ops.add_spans, ref, batch) for batch in batches])
 
@@ -44,7 +43,7 @@ class Capture:
         return Rejected().merge([rejected, *unknown])
 
     async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
-        batch = await asyncio.to_thread(generation_batch, ref, generations)
+        batch = await self.intake.work(generation_batch, ref, generations)
         with self._room_for([batch]):
             await self._executor.write_bulk(batch.size, generation_ops.add_generations, ref, batch)
 

@@ -1,24 +1,42 @@
-"""How much captured data may be on its way in at once, over all requests."""
+"""Captured data on its way in: how much of it may be under way at once, over all requests, and the threads that work on it."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
-from leyden.errors import Busy
+from leyden.errors import Busy, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_HELD = 128 << 20  # bytes of bodies, and of rows made of them
-DECODERS = 2  # bodies decoded at the same time: that is what takes memory, up to 20 times a body's size
+THREADS = 4
+DECODERS = 2  # exports decoded at the same time: that may take 20 times a body's memory. The other threads are there for everybody else
 
 
 class Intake:
-    """Take a turn of ``turns`` to decode."""
+    """Belongs to one event loop. Take a turn of ``turns`` to decode an export.
+
+    The threads are its own: those that asyncio keeps may all be taken by agents, each of which waits for its spans to be stored.
+    """
 
     def __init__(self) -> None:
         self.turns = asyncio.Semaphore(DECODERS)
+        self._threads = ThreadPoolExecutor(THREADS, "leyden-store-intake")
+        self._closed = False
         self._held = 0
+
+    async def work(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """``function(*args)`` in a thread. Raises ``Unavailable`` once it is closed."""
+        assert not kwargs
+        if self._closed:
+            raise Unavailable("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     @contextmanager
     def holding(self) -> Iterator[Callable[[int], None]]:
@@ -36,3 +54,7 @@ class Intake:
             yield hold
         finally:
             self._held -= mine
+
+    def close(self) -> None:
+        self._closed = True
+        self._threads.shutdown(wait=False)

@@ -24,8 +24,10 @@ class LanesTransport(httpx.AsyncBaseTransport):
         try:
             response = await lane.handle_async_request(request)
             content = await response.aread()
-        finally:
-            self._idle.append(lane)  # httpcore has dropped its connection if the request did not end well
+        except BaseException:
+            await lane.aclose()  # a request that was cancelled while it connected takes up httpcore's only connection for good
+            raise
+        self._idle.append(lane)
         return httpx.Response(response.status_code, headers=response.headers, content=content, extensions=response.extensions)
 
     def _open(self) -> httpx.AsyncHTTPTransport:

@@ -155,6 +155,7 @@ class SQLStore(Capture):
                 task.cancel()
                 await asyncio.wait({task})
         await self._executor.close()
+        self.intake.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 

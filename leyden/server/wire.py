@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -42,7 +41,7 @@ class Call:
     async def read(self, model: type[M]) -> M:
         """The body. Raises ``TooLarge``, or ``InvalidRequest`` that names the field."""
         body = await self.body(MAX_BODY)
-        return await asyncio.to_thread(_parse, model, body) if len(body) > LARGE_BODY else _parse(model, body)
+        return await self.store.intake.work(_parse, model, body) if len(body) > LARGE_BODY else _parse(model, body)
 
     def number(self, name: str) -> int:
         """A part of the path. Raises ``InvalidRequest``."""

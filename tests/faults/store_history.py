@@ -91,4 +91,3 @@ class Witness:
 
     async def close(self) -> None:
         await self.store.close()
-

@@ -14,7 +14,11 @@ from leyden.server.codec import decode
 from leyden.types import AttemptState, FailureKind, Lease, LeaseRef, Resources, Rollout, RolloutState
 
 MAYBE = (Outcome.OK, Outcome.UNKNOWN)
-STATE_OF_FAILURE = {FailureKind.TIMEOUT: AttemptState.TIMED_OUT, FailureKind.LOST: AttemptState.LOST, FailureKind.CANCELLED: AttemptState.CANCELLED}
+STATE_OF_FAILURE = {
+    FailureKind.TIMEOUT: AttemptState.TIMED_OUT,
+    FailureKind.LOST: AttemptState.LOST,
+    FailureKind.CANCELLED: AttemptState.CANCELLED,
+}
 
 
 def check_invariants(history: History, database: str, drained: bool = True) -> Snapshot:

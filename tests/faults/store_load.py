@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from store_history import Event, History, Outcome, Witness
@@ -49,8 +49,14 @@ class Load:
         self._resources: list[str] = []  # ids
 
     async def __aenter__(self) -> Load:
-        roles: list[Callable[[Witness], Awaitable[None]]] = [self._produce] * self._producers + [self._work] * self._workers
-        roles += [self._cancel, self._publish, self._watch, self._drive, self._set_limits]
+        roles: list[Callable[[Witness], Coroutine[Any, Any, None]]] = [
+            self._cancel,
+            self._publish,
+            self._watch,
+            self._drive,
+            self._set_limits,
+        ]
+        roles += [self._produce] * self._producers + [self._work] * self._workers
         for number, role in enumerate(roles):
             witness = Witness(f"{role.__name__.strip('_')}-{number}", self.history, self.urls[number % len(self.urls)], 60.0 * (number % 2))
             self._witnesses.append(witness)
@@ -79,7 +85,7 @@ class Load:
             assert broken is None or broken.cancelled() or broken.exception() is None, broken and broken.exception()
             await asyncio.sleep(0.005)
 
-    async def _until_stopped(self, role: Callable[[Witness], Awaitable[None]], witness: Witness) -> None:
+    async def _until_stopped(self, role: Callable[[Witness], Coroutine[Any, Any, None]], witness: Witness) -> None:
         """A client that can reach nobody tries another replica."""
         while not self._stopping:
             began = len(self.history.events)
@@ -150,7 +156,7 @@ class Load:
                 return
             case _:  # as above, but it comes back
                 await asyncio.sleep(LEASE * 1.5)
-                await witness.call("add_spans", ref=ref, spans=spans + [self._span()])
+                await witness.call("add_spans", ref=ref, spans=[*spans, self._span()])
                 await witness.call("add_rewards", ref=ref, rewards=[self._reward()])
                 event = await witness.call("complete", ref=ref, rewards=[self._reward()])
         self._learn(event)
@@ -197,7 +203,9 @@ class Load:
         attributes: dict[str, Any] = {"n": number, "gen_ai.request.model": "m"}
         if number % 20 == 0:
             attributes["gen_ai.prompt"] = LARGE
-        return Span(trace_id=f"{number:032x}", span_id=f"{number:016x}", name="call", start_ns=number, end_ns=number + 1, attributes=attributes)
+        return Span(
+            trace_id=f"{number:032x}", span_id=f"{number:016x}", name="call", start_ns=number, end_ns=number + 1, attributes=attributes
+        )
 
     def _generation(self, lease: Lease) -> Generation:
         number = self.history.number()

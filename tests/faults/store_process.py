@@ -54,6 +54,11 @@ class StoreProcess:
         process = self._process
         return process is not None and (process.alive if isinstance(process, Fork) else process.poll() is None)
 
+    @property
+    def listens(self) -> bool:
+        """Since its last start."""
+        return self._ready.exists()
+
     async def start(self, failpoint: str = "", **more: Any) -> None:
         """Returns once it listens."""
         self.launch(failpoint, **more)
@@ -72,8 +77,8 @@ class StoreProcess:
             self._process = subprocess.Popen([*command, "--ready-file", str(self._ready)], env=os.environ | env, stdout=log, stderr=log)
 
     async def listening(self) -> None:
-        await until(lambda: self._ready.exists() or not self.alive, "it listens", self.said)
-        assert self._ready.exists(), f"it ended before it listened: {self.said()}"
+        await until(lambda: self.listens or not self.alive, "it listens", self.said)
+        assert self.listens, f"it ended before it listened: {self.said()}"
         assert json.loads(self._ready.read_text())["pid"] == self.pid
 
     def kill(self) -> None:

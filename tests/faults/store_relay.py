@@ -16,7 +16,7 @@ class Request:
 
 @dataclass
 class Relay:
-    """``async with Relay(port) as relay``: a store's port becomes ``relay.url``. Only answers with a status below 300 are lost, once each."""
+    """``async with Relay(port) as relay``: a store's port becomes ``relay.url``. Answers with a status below 300 are lost, once each."""
 
     port: int
     lost: dict[Request, bytes] = field(default_factory=dict)  # request → the body of the answer that its client never saw

@@ -83,7 +83,9 @@ async def play_round(witness: Witness, url: str, number: int) -> None:
     await ok("set_queue", name=queue, max_running=4)
     config = RolloutConfig(retry_delay=0.0)
     new = [
-        NewRollout(input=f"{number}-{i}", queue=queue, run_id=run, resources_id=resources.id, config=config, idempotency_key=f"k{number}-{i}")
+        NewRollout(
+            input=f"{number}-{i}", queue=queue, run_id=run, resources_id=resources.id, config=config, idempotency_key=f"k{number}-{i}"
+        )
         for i in range(6)
     ]
     rollouts = await ok("enqueue", rollouts=new)

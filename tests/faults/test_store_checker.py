@@ -59,7 +59,8 @@ def test_what_a_sound_store_did_passes(played: Played) -> None:
 SUCCEEDED = "(SELECT id FROM rollouts WHERE state = 'succeeded' ORDER BY seq LIMIT 1)"
 CANCELLED = "(SELECT id FROM rollouts WHERE state = 'cancelled' ORDER BY seq LIMIT 1)"
 ANY_COUNTER = "rowid = (SELECT rowid FROM counters WHERE n > 0 LIMIT 1)"
-LEASE = f"INSERT INTO leases SELECT rollout_id, number, token, worker_id, 'narrow', 1, 1, 1 FROM attempts WHERE rollout_id = {SUCCEEDED} LIMIT 1"
+LEASED = f"SELECT rollout_id, number, token, worker_id, 'narrow', 1, 1, 1 FROM attempts WHERE rollout_id = {SUCCEEDED} LIMIT 1"
+LEASE = f"INSERT INTO leases {LEASED}"
 
 
 @pytest.mark.parametrize(
@@ -127,16 +128,16 @@ def test_what_the_schema_itself_forbids_is_named(played: Played, double: Callabl
 
 
 @pytest.mark.parametrize(
-    ("operation", "change", "violation"),
+    ("operation", "violation"),
     [
-        ("enqueue", {"outcome": Outcome.REFUSED}, "I1: * was never queued"),
-        ("complete", {"outcome": Outcome.REFUSED}, "I3: attempt * is succeeded, and nobody said so"),
-        ("add_rewards", {"outcome": Outcome.REFUSED}, "I3: reward * was refused or never given"),
-        ("add_spans", {"outcome": Outcome.REFUSED}, "I3: span * was refused or never sent"),
+        ("enqueue", "I1: * was never queued"),
+        ("complete", "I3: attempt * is succeeded, and nobody said so"),
+        ("add_rewards", "I3: reward * was refused or never given"),
+        ("add_spans", "I3: span * was refused or never sent"),
     ],
 )
-def test_a_refused_call_that_changed_something_is_named(played: Played, operation: str, change: dict[str, Outcome], violation: str) -> None:
-    events = [replace(event, **change) if event.operation == operation else event for event in played.history.events]
+def test_a_refused_call_that_changed_something_is_named(played: Played, operation: str, violation: str) -> None:
+    events = [replace(event, outcome=Outcome.REFUSED) if event.operation == operation else event for event in played.history.events]
     assert_named(find_violations(replace(played.history, events=events), read(str(played.database))), violation)
 
 
@@ -184,5 +185,3 @@ def assert_named(violations: list[str], pattern: str) -> None:
         return position >= 0
 
     assert any(fits(line) for line in violations), f"{pattern!r} is not among {violations[:10]}"
-
-

@@ -1,5 +1,5 @@
-"""Wall clocks that are set an hour on or back, under a store that runs and between two of its starts: whoever beats keeps its lease, whoever
-does not loses it as soon as ever, and what was to wait for a moment does not wait for an hour."""
+"""Wall clocks that are set an hour on or back, under a store that runs and between two of its starts: whoever beats keeps its lease,
+whoever does not loses it as soon as ever, and what was to wait for a moment does not wait for an hour."""
 
 from __future__ import annotations
 

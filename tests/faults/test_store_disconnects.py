@@ -1,5 +1,5 @@
-"""Clients that go away in the middle of a request: in its body, right behind it, in the wait for its answer. The store is at rest afterwards:
-nobody waits, nothing is queued, nothing is held, and its connections are back."""
+"""Clients that go away in the middle of a request: in its body, right behind it, in the wait for its answer. The store is at rest
+afterwards: nobody waits, nothing is queued, and its connections are back."""
 
 from __future__ import annotations
 

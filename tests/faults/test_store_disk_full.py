@@ -1,4 +1,4 @@
-"""A disk that is full under load, and has room again: what was acknowledged is there, the rest was refused, and the store goes on by itself."""
+"""A disk that is full under load, and has room again: what was acknowledged is there, and the store goes on by itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
     try:
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)], capture_output=True, text=True, check=False)
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         pytest.skip("there is no mount here")
     if mounted.returncode != 0:
@@ -74,7 +76,7 @@ def test_a_store_that_is_started_on_a_full_disk_says_so_and_harms_nothing(room: 
                     fill(disk)
                     store.kill()
                     store.launch()
-                    await until(lambda: not store.alive or serves(store), "it ends, or starts all the same", store.said)
+                    await until(lambda: not store.alive or store.listens, "it ends, or starts all the same", store.said)
                     (disk / "filler").unlink()
                     if not store.alive:
                         await store.start()
@@ -123,7 +125,3 @@ def limit(store: StoreProcess, size: int) -> None:
     """In bytes; what is longer already may be written within, not beyond."""
     _, hard = resource.prlimit(store.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(store.pid, resource.RLIMIT_FSIZE, (size, hard))
-
-
-def serves(store: StoreProcess) -> bool:
-    return store._ready.exists()

@@ -1,4 +1,4 @@
-"""Two stores on one PostgreSQL: one is killed under load and the clients go on with the other; what one commits wakes who waits at the other."""
+"""Two stores on one PostgreSQL: one is killed under load and the clients go on with the other; a commit here wakes who waits there."""
 
 from __future__ import annotations
 

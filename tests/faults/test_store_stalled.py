@@ -1,4 +1,4 @@
-"""A store that stands still for longer than any lease lasts, as on a machine that sleeps or swaps: nobody who beats loses anything by it."""
+"""A store that stands still for longer than any lease lasts, as on a machine that swaps: nobody who beats loses anything by it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_runner_that_slept_reports_nothing(room: Room) -> None:
         async with room.store() as store:
             witness = Witness("retry", room.history, store.url, PATIENCE)
             go = room.directory / "go"
-            tasks = [{"n": n, "go": str(go), "begun": str(room.directory / f"begun-{n}")} for n in range(8)]
+            tasks: list[dict[str, Any]] = [{"n": n, "go": str(go), "begun": str(room.directory / f"begun-{n}")} for n in range(8)]
             rollouts = await queue(witness, len(tasks), tasks)
             options = ["--store", store.url, "--name", "sleeper", "--concurrency", "8", "--lease", str(LEASE)]
             log = room.directory / "runner.log"

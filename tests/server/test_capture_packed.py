@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -248,6 +249,25 @@ def test_a_body_of_40_mb_holds_up_no_beat(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(await kit.sql.list_spans(ref.rollout_id)) == 40
 
     run(check, "http-sqlite")
+
+
+def test_spans_are_stored_while_every_thread_of_the_loop_is_taken(kind: str) -> None:
+    """As by agents that are plain functions and wait for the very calls that are to be stored."""
+    gate = threading.Event()
+
+    async def check(kit: Kit) -> None:
+        ref = await claim(kit)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        waiting = loop.run_in_executor(None, gate.wait)
+        try:
+            assert await kit.store.add_spans(ref, [make_span(1, attributes={"text": "x" * 1_000_000})]) == 1
+            await kit.store.add_generations(ref, [make_generation(ref, "g")])
+        finally:
+            gate.set()
+        await waiting
+
+    run(check, kind)
 
 
 def test_rows_are_written_in_commits_of_bounded_size() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -130,10 +131,18 @@ def test_a_bad_span_is_refused_alone_and_counted(database: str) -> None:
         wire_span(17, {"leyden.rollout_id": "ro-none", "leyden.attempt": 1}),
     ]
     bad_json = [
-        json_span(20, traceId="xyz"), json_span(21, spanId="0123"), json_span(22, startTimeUnixNano=-1), json_span(23, endTimeUnixNano="1e9"),
-        json_span(24) | {"attributes": {}}, json_span(25, kind="client"), json_span(26, spanId=5), 5, None, [],
-        json_span(27, events=[1]), json_span(28, startTimeUnixNano=True), json_span(29, startTimeUnixNano=10**30),
-    ]  # fmt: skip
+        json_span(20, traceId="xyz"),
+        json_span(21, spanId="0123"),
+        json_span(22, startTimeUnixNano=-1),
+        json_span(23, endTimeUnixNano="1e9"),
+        json_span(24) | {"attributes": {}},
+        json_span(25, kind="client"),
+        json_span(26, spanId=5),
+        *(5, None, []),
+        json_span(27, events=[1]),
+        json_span(28, startTimeUnixNano=True),
+        json_span(29, startTimeUnixNano=10**30),
+    ]
 
     async def check(kit: Kit, http: httpx.AsyncClient) -> None:
         rejected, message = partial_success(await post(http, export([wire_span(1), *bad, wire_span(2)]).SerializeToString()))
@@ -386,7 +395,43 @@ async def key_of(kit: Kit, ref: Any) -> str:
     return await kit.sql._executor.read(attempt_key, ref)
 
 
-# -- replays and size --------------------------------------------------------------------------------------------------
+# -- what others sent along, replays and size --------------------------------------------------------------------------------------------------
+
+
+def test_no_span_is_lost_for_what_is_wrong_with_its_process_or_library(database: str) -> None:
+    """What can be read of those is kept: also whose the spans are."""
+
+    async def check(kit: Kit, http: httpx.AsyncClient) -> None:
+        ref = await claim(kit)
+        resource = {"leyden.rollout_id": ref.rollout_id, "leyden.attempt": "1", "deep": "HERE"}
+        body = export([wire_span(1)], resource).SerializeToString()
+        assert partial_success(await post(http, body.replace(b"\x0a\x04HERE", b"\x0f\x0f\x0f\x0f\x0f\x0f"))) == (0, "")
+        group = json.loads(json_export([json_span(2)], resource))["resourceSpans"][0]
+        group["resource"]["attributes"] += [5, {"key": "x", "value": {"arrayValue": 5}}]
+        group["scopeSpans"][0]["scope"] = []
+        answer = await post(http, json.dumps({"resourceSpans": [group, {"scopeSpans": [5]}, 5]}).encode(), JSON)
+        assert partial_success(answer)[0] == 2, "the two groups that are none"
+        for span in await kit.store.list_spans(ref.rollout_id):
+            assert span.resource["leyden.attempt"] == "1" and "leyden.unreadable" in span.resource
+        assert len(await all_spans(kit)) == 2
+
+    at_the_door(check, database)
+
+
+def test_exports_of_the_same_at_once_are_stored_once_and_each_refusal_is_counted(database: str) -> None:
+    async def check(kit: Kit, http: httpx.AsyncClient) -> None:
+        ref = await claim(kit)
+        named = {"leyden.rollout_id": ref.rollout_id, "leyden.attempt": 1}
+        good = [wire_span(n, named | {"text": f"{n} " * 9000}) for n in range(20)]
+        bad = [wire_span(100, trace_id=b"1"), wire_span(101, {"leyden.rollout_id": "ro-none", "leyden.attempt": 1})]
+        bodies = [export(spans).SerializeToString() for spans in ([*good, *bad], [*bad, *good[::-1]])]
+        answers = await asyncio.gather(*(post(http, bodies[n % 2], zipped=n % 3 == 0) for n in range(24)))
+        assert {partial_success(answer)[0] for answer in answers} == {2}
+        assert [span.attributes["text"] for span in await kit.store.list_spans(ref.rollout_id)] == [f"{n} " * 9000 for n in range(20)]
+        counted = {item.reason: item.n for item in await kit.store.list_rejections()}
+        assert counted == {"its trace id is not 16 bytes": 24, "its attempt does not exist": 24}
+
+    at_the_door(check, database)
 
 
 def test_a_replay_adds_nothing(database: str) -> None:

@@ -124,7 +124,7 @@ def test_the_claim_and_the_sweep_use_their_partial_indexes() -> None:
         await kit.store.claim("w")
         await kit.sql.sweep()
         claim = next(statement for statement in statements if "state = 'queued'" in statement)
-        due = next(statement for statement in statements if "state = 'scheduled'" in statement)
+        due = next(statement for statement in statements if "available_at <=" in statement)
         assert "rollouts_ready" in await kit.sql._executor.read(plan, claim)
         assert "TEMP B-TREE" not in await kit.sql._executor.read(plan, claim)
         assert "rollouts_due" in await kit.sql._executor.read(plan, due)

@@ -42,7 +42,8 @@ def store_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[Any, Any]
 
 
 def _missing(tx: Transaction, wanted: set[bytes]) -> list[bytes]:
-    """A prefix that repeats is not sent to the database each time. One that is pruned at this moment fails at its use, and all is done again."""
+    """A prefix that repeats is not sent to the database each time. One that is pruned at this moment fails at its use, and the operation is
+    run again."""
     keys = sorted(wanted)
     known: set[bytes] = set()
     for start in range(0, len(keys), CHUNK):

@@ -64,6 +64,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
         except LeydenError as error:
             raise type(error)(f"rollouts.{position}: {error.message}", error.hint) from error
         ids.append(rollout_id)
+    _move_to(tx, named)
     if rows:
         tx.conn.execute(insert(rollouts), rows)
         added = Counter(
@@ -71,7 +72,6 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
         )
         counters.shift(tx, added)
         tx.changes.work |= any(row["state"] == RolloutState.QUEUED for row in rows)
-    _move_to(tx, named)
     return rollouts_by_id(tx, ids)
 
 

@@ -14,6 +14,7 @@ from leyden.server.rejected import Rejected
 from leyden.server.rows import Batch, span_batches
 from leyden.types import Span
 
+MAX_SPANS = 100_000  # of one export, good or bad
 MAX_ROWS_BYTES = 128 << 20  # of all rows of one export: 64,000 spans, if they are small
 
 
@@ -50,7 +51,9 @@ def read_export(body: bytes, encoding: Encoding, sender: Sender) -> Export:
 
 def _spans(body: bytes, encoding: Encoding, sender: Sender, rejected: Rejected) -> Iterator[Span]:
     read = read_json if encoding is Encoding.JSON else read_protobuf
-    for sent in read(body):
+    for n, sent in enumerate(read(body)):
+        if n == MAX_SPANS:
+            raise TooLarge(f"the body holds more than {MAX_SPANS} spans", "send fewer in one request")
         try:
             if isinstance(sent, Refused):
                 raise sent

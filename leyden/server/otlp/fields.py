@@ -14,7 +14,7 @@ from leyden.errors import TooLarge
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MAX_NESTING = 100  # as the decoder has it
-MAX_FIELDS = 1_000_000  # of one body that are looked at here: a second's work
+MAX_FIELDS = 250_000  # of one body that are looked at here
 
 
 class Malformed(ValueError):

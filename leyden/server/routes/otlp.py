@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,7 +43,7 @@ async def _store(call: Call, encoding: Encoding, gzipped: bool) -> Rejected:
         body = await call.body(MAX_WIRE, hold)
         sender = await _sender(call)
         async with intake.turns:
-            export = await asyncio.to_thread(_read, body, gzipped, encoding, sender)
+            export = await intake.work(_read, body, gzipped, encoding, sender)
     return await call.store.add_exported(export.batches, export.rejected)
 
 

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +158,20 @@ def _ask_postgres(url: str, statement: str, limit: int, seconds: float) -> Answe
             # Prepared, so that the server itself takes no second statement; and a cursor takes nothing but a query.
             cursor.execute(f"DECLARE leyden_sql NO SCROLL CURSOR FOR {query}".encode(), prepare=True)
             cursor.execute(f"FETCH FORWARD {limit + 1} FROM leyden_sql")
-            rows = cursor.fetchall()
+            rows = [tuple(map(_number, row)) for row in cursor.fetchall()]
             columns = [column.name for column in cursor.description or ()]
     except psycopg.errors.QueryCanceled as error:
         raise _too_long(seconds) from error
     except psycopg.Error as error:
         raise UsageError(_one_line(error), VIEWS_HINT) from error
     return Answer(columns, rows[:limit], len(rows) > limit)
+
+
+def _number(value: Any) -> Any:
+    """Sums and means come as decimals there, where SQLite has whole numbers and floats."""
+    if not isinstance(value, Decimal) or not value.is_finite():
+        return value
+    return int(value) if value.as_tuple().exponent == 0 else float(value)
 
 
 def _one_line(error: Exception) -> str:

@@ -19,6 +19,9 @@ _REPLACEMENT = "\ufffd"
 # Sought in lower-cased bytes; patterns that begin with plain letters are found at 2 GB/s, a hundred times as fast as others (measured).
 _SECRETS = (
     re.compile(rb'"(?:authorization|proxy-authorization|x-api-key|api[_-]?key)":"(?P<secret>(?:[^"\\]|\\.)*)"'),
+    # The same in JSON that is itself text in JSON, as tracers write what they saw.
+    re.compile(rb'authorization\\"\s{0,2}:\s{0,2}\\"(?P<secret>[^"\\]+)'),
+    re.compile(rb'api[_-]?key\\"\s{0,2}:\s{0,2}\\"(?P<secret>[^"\\]+)'),
     # With a digit somewhere: "the bearer documents" is no secret.
     re.compile(rb"bearer (?=[a-z._~+/=-]*\d)(?=(?P<secret>[a-z0-9._~+/=-]{16,}))"),
     re.compile(rb"(?P<secret>sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*\d)[a-z0-9_-]{20,})"),

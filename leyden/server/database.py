@@ -10,10 +10,12 @@ from sqlalchemy import Connection
 
 @dataclass(frozen=True)
 class Start:
-    """What a transaction learns when it begins: the database's time (microseconds), and its revision (see ``Transaction``)."""
+    """What a transaction learns when it begins: the time (microseconds), its revision (see ``Transaction``), and the database's own time
+    where a test has put another clock into ``now``."""
 
     now: int
     revision: int
+    began: int = 0
 
 
 class Database(Protocol):
@@ -50,7 +52,7 @@ class Database(Protocol):
         ...
 
     def has_committed(self, conn: Connection, start: Start) -> bool:
-        """Whether a transaction whose COMMIT got no answer was committed after all."""
+        """Whether a transaction whose COMMIT got no answer is known to have been committed after all."""
         ...
 
     def leave(self, conn: Connection) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
@@ -174,7 +174,7 @@ class Executor:
 
     def _start(self, conn: Connection) -> Start:
         start = self._database.start(conn)
-        return start if self._clock is None else Start(self._clock(), start.revision)
+        return start if self._clock is None else replace(start, now=self._clock())
 
     def _run(self, conn: Connection, start: Start, job: Job, changes: Changes, alone: bool) -> _Outcome:
         tx = Transaction(conn, start.now, start.revision, self._database.secret, self._jitter)

@@ -35,7 +35,12 @@ _PASSING = {"40001", "40P01", "55P03", "23505", "23503", "57P01", "57P02", "57P0
 _NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _START = text(f"SELECT {_NOW}, pg_current_xact_id()::text::bigint")
 _TIME = text(f"SELECT {_NOW}")
-_OUTCOME = text("SELECT pg_xact_status(CAST(:xid AS text)::xid8)")
+# A server that crashed gives the transaction ids that had not reached its log to others: what it says of ours is then about theirs. Every
+# crash ends with a checkpoint (its time is in whole seconds); after any, nothing is known, and what is run again finds itself done.
+_OUTCOME = text(
+    "SELECT CASE WHEN extract(epoch FROM (SELECT checkpoint_time FROM pg_control_checkpoint())) >= CAST(:second AS bigint) THEN 'unknown' "
+    "ELSE pg_xact_status(CAST(:xid AS text)::xid8) END"
+)
 _REVISION_BASE = schema.meta.c.key == "revision_base"
 _VERSION = schema.meta.c.key == "schema_version"
 
@@ -74,7 +79,7 @@ class PostgresDatabase:
 
     def start(self, conn: Connection) -> Start:
         now, xid = conn.execute(_START).one()
-        return Start(now, self._base + xid)
+        return Start(now, self._base + xid, began=now)
 
     def now(self, conn: Connection) -> int:
         return int(conn.execute(_TIME).scalar_one())
@@ -89,7 +94,8 @@ class PostgresDatabase:
     def has_committed(self, conn: Connection, start: Start) -> bool:
         """Raises an error that passes while the server has not decided yet."""
         with conn.begin():
-            status = conn.execute(_OUTCOME, {"xid": start.revision - self._base}).scalar_one()
+            asked = {"xid": start.revision - self._base, "second": start.began // 1_000_000}
+            status = conn.execute(_OUTCOME, asked).scalar_one()
         if status == "in progress":
             raise DBAPIError("COMMIT", None, psycopg.OperationalError("the transaction is still in progress"))
         return bool(status == "committed")

@@ -31,9 +31,9 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BEFORE_PARENTHESIS = """
-    all and any array as between by case cube distinct else end except exists filter from grouping having ilike in intersect is join lateral
-    like limit materialized not offset on or order over partition rollup row select sets similar some then union using values when where
-    window with within
+    all and any array as between by case cube distinct else end except exists filter from group grouping having ilike in intersect is
+    join lateral like limit materialized not offset on or order over partition rollup row select sets similar some then union using
+    values when where window with within
 """
 _FUNCTIONS = """
     array_agg avg bit_and bit_or bool_and bool_or corr count covar_pop covar_samp cume_dist dense_rank every first_value json_agg

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, delete, insert, select, text
 
 from leyden.server.codec import digest
 from leyden.server.schema import meta
@@ -106,8 +106,7 @@ def refresh(conn: Connection) -> None:
     """Make the views, or make them anew when their text has changed. Call it in the transaction that prepares the schema."""
     statements = [view.statement(conn.dialect.name) for view in VIEWS]
     version = digest("\n".join(statements).encode()).encode()
-    made = conn.execute(select(meta.c.value).where(meta.c.key == _KEY)).scalar()
-    if made == version:
+    if _made(conn) == version:
         return
     drop(conn)
     for statement in statements:
@@ -117,6 +116,13 @@ def refresh(conn: Connection) -> None:
 
 def drop(conn: Connection) -> None:
     """Call it before a step that changes a table: views hold tables fast. ``refresh`` makes them again."""
+    if _made(conn) is None:
+        return
     for view in reversed(VIEWS):
         conn.execute(text(f"DROP VIEW IF EXISTS {view.name}"))
-    conn.execute(meta.delete().where(meta.c.key == _KEY))
+    conn.execute(delete(meta).where(meta.c.key == _KEY))
+
+
+def _made(conn: Connection) -> bytes | None:
+    """What stands for the text that the views were made of."""
+    return conn.execute(select(meta.c.value).where(meta.c.key == _KEY)).scalar()

@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from reading_room import Room
 from storekit import Kit, make_span, task
@@ -101,6 +102,24 @@ def test_traces_are_listed_and_shown_as_a_tree(room: Room) -> None:
     room.about_store("traces", "show", "nothing", status=2)
     assert room.said == "error: no trace or rollout nothing\nhint: see which there are: leyden traces\n"
     assert room.about_store("traces", "--rejected") == "" and "nothing was refused" in room.said
+
+
+def test_what_was_refused_is_listed_with_its_reason(room: Room) -> None:
+    bad = {"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "nothing", "spanId": "1", "name": "n"}]}]}]}
+    httpx.post(f"{room.url}/v1/traces", json=bad, trust_env=False).raise_for_status()
+    (line,) = room.about_store("traces", "--rejected").splitlines()
+    source, reason, n, *_ = line.split("\t")
+    assert (source, n) == ("otlp", "1") and reason
+    assert json.loads(room.about_store("traces", "--rejected", "--json"))["rejections"][0]["reason"] == reason
+
+
+def test_a_terminal_gets_a_table_with_a_head_and_whole_ids(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = room.do(fill)
+    monkeypatch.setattr("leyden.cli.printing.sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    table = room.about_store("rollouts")
+    assert "state" in table and all(rollout.id in table for rollout in made)
 
 
 def test_a_tree_of_spans_that_are_deep_or_each_other_s_parents_is_printed(room: Room) -> None:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from store_room import Room
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ten times the faults may take ten times as long."""
+    ours = [item for item in items if item.path.parent == Path(__file__).parent and item.path.name.startswith("test_store_")]
+    if ours:
+        from store_room import SCALE
+
+        for item in ours:
+            item.add_marker(pytest.mark.timeout(300 * SCALE))
+
+
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     from store_nursery import Nursery

@@ -43,14 +43,16 @@ class History:
 
     path: Path
     events: list[Event] = field(default_factory=list)
+    acknowledged: int = 0  # of them
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+        self.acknowledged += event.outcome is Outcome.OK
 
     def of(self, operation: str, *outcomes: Outcome) -> list[Event]:
         wanted = outcomes or (Outcome.OK,)
         return [event for event in self.events if event.operation == operation and event.outcome in wanted]
-
-    def acknowledged(self) -> int:
-        return sum(event.outcome is Outcome.OK for event in self.events)
 
     def number(self) -> int:
         """Never the same twice in one history."""
@@ -86,7 +88,7 @@ class Witness:
             outcome, error = Outcome.REFUSED, f"{failure.code}: {failure.message}"
         finally:  # a call that was cut off is one without an answer
             event = Event(self.name, operation, asked, outcome, answer, error, began, time.monotonic())
-            self.history.events.append(event)
+            self.history.add(event)
         return event
 
     async def close(self) -> None:

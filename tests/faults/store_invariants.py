@@ -41,7 +41,7 @@ def check_sound(database: str) -> Snapshot:
 
 
 def find_violations(history: History, found: Snapshot, drained: bool = True) -> list[str]:
-    checks = (_queued, _claimed, _ended, _rewarded, _captured, _published, _cancelled, _stayed_final, _driven)
+    checks = (_queued, _claimed, _ended, _rewarded, _captured, _published, _cancelled, _stayed_final, _driven, _limited)
     violations = [*check_tables(found, _requeued(history)), *(violation for check in checks for violation in check(history, found))]
     if drained:
         violations += [f"I4: {row.id} is {row.state}" for row in found.rollouts.values() if not RolloutState(row.state).final]
@@ -236,3 +236,21 @@ def _driven(history: History, found: Snapshot) -> Iterator[str]:
         row = found.runs.get(event.answer.id)
         if row is None or row.epoch < event.answer.epoch:
             yield f"I1: epoch {epoch} was acknowledged and is lost"
+
+
+def _limited(history: History, found: Snapshot) -> Iterator[str]:
+    """I10: of what clients were sure to hold at any instant, no more than a queue allows. A lease is held for sure from the answer to its
+    claim until its ending is asked for, if that is acknowledged."""
+    endings = {event.asked["ref"]: event.began for operation in ENDINGS for event in history.of(operation)}
+    for name, limit in {(event.asked["name"], event.asked["max_running"]) for event in history.of("set_queue")}:
+        since = min(event.ended for event in history.of("set_queue") if event.asked["name"] == name)
+        changes: list[tuple[float, int]] = []
+        for event, lease in _claims(history):
+            if lease.rollout.queue == name and event.began > since and lease.ref in endings:
+                changes += [(event.ended, 1), (endings[lease.ref], -1)]
+        running = most = 0
+        for _, change in sorted(changes):
+            running += change
+            most = max(most, running)
+        if most > limit:
+            yield f"I10: {most} ran at once in queue {name}, which has room for {limit}"

@@ -11,6 +11,7 @@ from typing import Any
 from store_history import Event, History, Outcome, Witness
 from store_process import PATIENCE
 
+from leyden.server.client import StoreClient
 from leyden.types import (
     FailureKind,
     Generation,
@@ -77,10 +78,10 @@ class Load:
 
     async def until_acknowledged(self, more: int) -> None:
         """Until ``more`` calls than now have been acknowledged."""
-        wanted = self.history.acknowledged() + more
+        wanted = self.history.acknowledged + more
         deadline = time.monotonic() + PATIENCE
-        while self.history.acknowledged() < wanted:
-            assert time.monotonic() < deadline, f"only {self.history.acknowledged()} of {wanted} calls were acknowledged"
+        while self.history.acknowledged < wanted:
+            assert time.monotonic() < deadline, f"only {self.history.acknowledged} of {wanted} calls were acknowledged"
             broken = next((task for task in self._tasks if task.done()), None)
             assert broken is None or broken.cancelled() or broken.exception() is None, broken and broken.exception()
             await asyncio.sleep(0.005)
@@ -241,3 +242,18 @@ async def drain(url: str, history: History, queues: Sequence[str] = QUEUES) -> N
         claimed = await witness.call("claim", worker_id=worker, limit=64, wait=0.3, lease_seconds=30.0, request_id=request, queues=queues)
         await asyncio.gather(*(witness.call("complete", ref=lease.ref, rewards=[]) for lease in claimed.answer or ()))
     await witness.close()
+
+
+async def read_back(url: str, history: History, attempts: int = 60) -> None:
+    """What was captured in some attempts and acknowledged is answered as it was sent, whatever the store keeps it as."""
+    refs = list({event.asked["ref"] for event in history.of("add_spans")})
+    async with StoreClient(url) as store:
+        for ref in random.sample(refs, min(len(refs), attempts)):
+            spans = {span.span_id: span.attributes for span in await store.list_spans(ref.rollout_id, ref.attempt)}
+            for event in history.of("add_spans"):
+                if event.asked["ref"] == ref:
+                    assert all(spans[span.span_id] == span.attributes for span in event.asked["spans"])
+            found = {item.id: item for item in await store.list_generations([ref.rollout_id], ref.attempt)}
+            for event in history.of("add_generations"):
+                for sent in event.asked["generations"] if event.asked["ref"] == ref else ():
+                    assert found[sent.id].model_copy(update={"late": sent.late}) == sent

@@ -5,6 +5,7 @@ A fork runs the very functions that the command would, has no other threads, and
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -27,6 +28,9 @@ PRELOADED = (
     "uvicorn.protocols.http.auto",
     "uvloop",
 )
+
+PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl
 
 
 class Fork:
@@ -52,7 +56,7 @@ class Fork:
 
 
 class Nursery:
-    """``with Nursery() as nursery``: at its end, so do all that were started."""
+    """``with Nursery() as nursery``: at its end, however it comes, all that were started end as well."""
 
     def __enter__(self) -> Nursery:
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -79,22 +83,16 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead leave at once
-    children = []
     print("ready", flush=True)
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
             _become(json.loads(line))
-        children.append(os.pidfd_open(pid))
         print(pid, flush=True)
-    for child in children:
-        try:
-            signal.pidfd_send_signal(child, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def _become(order: dict[str, Any]) -> None:
+    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)  # the nursery has one thread, so this is its end and nothing else
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -123,7 +123,7 @@ async def send_otlp(url: str, number: int) -> None:
 
 
 def span(number: int, i: int) -> Span:
-    return Span(trace_id=f"{number + 1:x}".rjust(32, "a"), span_id=f"{i + 1:016x}", name="call", start_ns=1, end_ns=2)
+    return Span(trace_id=f"b{number:031x}", span_id=f"{i + 1:016x}", name="call", start_ns=1, end_ns=2)
 
 
 def generation(ref: LeaseRef, i: int) -> Generation:

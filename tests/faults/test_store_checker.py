@@ -44,7 +44,7 @@ def played(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Played
         async def play() -> None:
             async with room.store() as store:
                 async with Load([store.url], room.history) as load:
-                    await load.until_acknowledged(900)
+                    await load.until_acknowledged(700)
                 await drain(store.url, room.history)
                 store.stop()
 
@@ -83,7 +83,7 @@ LEASE = f"INSERT INTO leases {LEASED}"
         ("UPDATE spans SET span_id = 'ffffffffffffffff' WHERE seq = 1", "I3: span * was refused or never sent"),
         ("DELETE FROM generations WHERE seq = (SELECT min(seq) FROM generations)", "I6: generation"),
         ("UPDATE generations SET id = 'other' WHERE seq = 1", "I3: generation"),
-        (f"UPDATE attempts SET number = number + 1 WHERE rollout_id = {SUCCEEDED}", "I5: * is in attempt"),
+        (f"UPDATE attempts SET number = number + 100 WHERE rollout_id = {SUCCEEDED}", "I5: * is in attempt"),
         (f"UPDATE rollouts SET attempt = attempt + 1 WHERE id = {SUCCEEDED}", "I5: * is in attempt"),
         (f"UPDATE rollouts SET failures = 99 WHERE id = {SUCCEEDED}", "I5: * failed 99 of"),
         (f"UPDATE rollouts SET lost = lost + 1 WHERE id = {SUCCEEDED}", "I11: * says failures, lost, released"),
@@ -145,6 +145,15 @@ def test_a_lease_given_twice_is_named(played: Played) -> None:
     event = next(event for event in played.history.of("claim") if event.answer)
     twice = replace(event, asked=event.asked | {"request_id": "another"})
     assert_named(with_more(played, twice), "I2: rollout_id=* was given to * and to another")
+
+
+def test_more_held_at_once_than_a_queue_allows_is_named(played: Played) -> None:
+    events = [
+        replace(event, asked=event.asked | {"max_running": 1}) if event.operation == "set_queue" else event
+        for event in played.history.events
+    ]
+    violations = find_violations(replace(played.history, events=events), read(str(played.database)))
+    assert_named(violations, "I10: 2 ran at once in queue narrow, which has room for 1")
 
 
 def test_a_claim_after_the_cancel_is_named(played: Played) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from store_invariants import check_invariants
-from store_load import Load, drain
+from store_load import Load, drain, read_back
 from store_process import StoreProcess
 from store_room import SCALE, Room
 
@@ -26,6 +26,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_done_twice(room: Room, kind
                     await store.restart()
                 await load.until_acknowledged(ACKNOWLEDGED)
             await drain(store.url, room.history)
+            await read_back(store.url, room.history)
             store.stop()
         found = check_invariants(room.history, room.database)
         states = {row.state for row in found.rollouts.values()}

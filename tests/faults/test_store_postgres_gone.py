@@ -6,10 +6,15 @@ import asyncio
 import random
 
 import pytest
+from sqlalchemy import insert
+from sqlalchemy.exc import DBAPIError
 from store_invariants import check_invariants
-from store_load import Load, drain
+from store_load import Load, drain, read_back
 from store_process import until
 from store_room import SCALE, Room
+
+from leyden.server import schema
+from leyden.server.postgres import PostgresDatabase
 
 pytestmark = pytest.mark.parametrize("kind", ["postgres"], indirect=True)
 
@@ -31,6 +36,7 @@ def test_restarted_at_once_under_load(room: Room) -> None:
                     await asyncio.to_thread(postgres.start)
                 await load.until_acknowledged(ACKNOWLEDGED)
             await drain(store.url, room.history)
+            await read_back(store.url, room.history)
             assert store.alive
             store.stop()
         check_invariants(room.history, room.database)
@@ -57,3 +63,23 @@ def test_backends_ended_at_random_under_load(room: Room) -> None:
         check_invariants(room.history, room.database)
 
     room.run(scenario())
+
+
+def test_a_transaction_that_a_crash_took_is_not_mistaken_for_another_with_its_number(room: Room) -> None:
+    """The server gives a number that had not reached its log to the next transaction, and says of it what became of that one."""
+    assert room.postgres is not None
+    database = PostgresDatabase(room.database)
+    with pytest.raises(DBAPIError), database.open_writer() as conn, conn.begin():
+        taken = database.start(conn)
+        conn.execute(insert(schema.queues), {"name": "taken", "paused": False, "changed_at": 1})
+        room.postgres.restart_at_once()
+    for _ in range(5):
+        with database.open_writer() as conn, conn.begin():
+            other = database.start(conn)
+            conn.execute(insert(schema.queues), {"name": f"q{other.revision}", "paused": False, "changed_at": 1})
+        with database.open_writer() as conn:
+            assert not database.has_committed(conn, taken)
+        if other.revision == taken.revision:
+            break
+    assert other.revision == taken.revision, "the number was not given out again: this shows nothing"
+    database.close()

@@ -16,7 +16,7 @@ from leyden.types import NewRollout, RolloutState
 pytestmark = pytest.mark.parametrize("kind", ["postgres"], indirect=True)
 
 KILLS = 12
-ACKNOWLEDGED = 40  # calls between two kills
+ACKNOWLEDGED = 25  # calls between two kills
 WAKINGS = 20
 
 

@@ -21,7 +21,7 @@ from store_room import SCALE, Room
 from leyden.types import AttemptState, NewRollout, Rollout, RolloutConfig, RolloutState
 
 KILLS = {"sqlite": 80, "postgres": 40}
-PER_KILL = 4  # rollouts queued between two kills: about what the runners can do
+BACKLOG = 20  # rollouts: there is always something to do
 AT_ONCE = 4
 LEASE = 2.0  # seconds
 AGENT = Path(__file__).with_name("store_agent.py")
@@ -63,11 +63,12 @@ def test_every_rollout_is_done_once_whichever_runner_dies(room: Room, kind: str)
     async def scenario() -> None:
         async with room.store() as store:
             witness = Witness("driver", room.history, store.url, PATIENCE)
-            rollouts = await queue(witness, 20)
+            rollouts = await queue(witness, BACKLOG)
             crew = Crew(room, store)
             crew.fill()
             for _ in range(KILLS[kind] * SCALE):
-                rollouts += await queue(witness, PER_KILL)
+                if (await witness.store.count("run")).queued < BACKLOG:
+                    rollouts += await queue(witness, BACKLOG)
                 await asyncio.sleep(random.uniform(0.0, 0.2))  # any moment of a start, a claim, an attempt, a report
                 crew.kill_one()
                 crew.fill()

@@ -86,8 +86,9 @@ def _leases(tx: Transaction) -> int:
     return tx.conn.execute(select(func.count()).select_from(schema.leases)).scalar_one()
 
 
-queues = st.lists(st.sampled_from(QUEUES), min_size=1, max_size=3, unique=True)
+queues = st.just(QUEUES) | st.lists(st.sampled_from(QUEUES), min_size=1, max_size=3, unique=True)
 pick = st.integers(0, 10_000)
+endings = st.sampled_from(["complete", "complete", "release", "release later", *FailureKind])
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -172,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
-    @rule(worker=st.sampled_from(["v", "w"]), names=queues, n=st.sampled_from([1, 1, 2, 5]))
+    @rule(worker=st.sampled_from(["v", "w"]), names=queues, n=st.sampled_from([1, 2, 5]))
     def claim(self, worker: str, names: list[str], n: int) -> None:
         request = f"r{len(self.claims)}"
         leases = self.wait(self.store.claim(worker, n, lease_seconds=LEASE / SECOND, request_id=request, queues=names))
@@ -220,9 +221,19 @@ class QueueMachine(RuleBasedStateMachine):
                 assert verdict is (Verdict.CANCEL if item.ended[ref] == "cancelled" else Verdict.LOST)
 
     @precondition(lambda self: self.refs)
-    @rule(n=pick, how=st.sampled_from(["complete", "complete", "release", "release later", *FailureKind]))
+    @rule(n=pick, how=endings)
     def end(self, n: int, how: str) -> None:
-        ref, item = self.ref(n)
+        """By a holder, or by one who was."""
+        self.end_by(self.ref(n)[0], how)
+
+    @precondition(lambda self: any(item.held for item in self.model.items.values()))
+    @rule(n=pick, how=endings)
+    def end_held(self, n: int, how: str) -> None:
+        held = [item.held.ref for item in self.model.items.values() if item.held]
+        self.end_by(held[n % len(held)], how)
+
+    def end_by(self, ref: LeaseRef, how: str) -> None:
+        item = self.model.items[ref.rollout_id]
         store = self.store
         if isinstance(how, FailureKind):
             call = store.fail(ref, how, "x")
@@ -301,12 +312,12 @@ class QueueMachine(RuleBasedStateMachine):
         rollouts = self.wait(self.store.requeue(self.requeues[request], request_id=request))
         assert [rollout.id for rollout in rollouts] == self.requeues[request]
 
-    @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
+    @rule(queue=st.sampled_from(QUEUES), paused=st.sampled_from([True, False, False]))
     def pause_or_resume(self, queue: str, paused: bool) -> None:
         assert self.wait(self.store.set_queue(queue, paused=paused)).paused is paused
         (self.model.paused.add if paused else self.model.paused.discard)(queue)
 
-    @rule(queue=st.sampled_from(QUEUES), limit=st.sampled_from([None, None, 1, 2]))
+    @rule(queue=st.sampled_from(QUEUES), limit=st.sampled_from([None, None, None, 1, 2]))
     def limit(self, queue: str, limit: int | None) -> None:
         assert self.wait(self.store.set_queue(queue, max_running=limit)).counts.running == self.model.running(queue)
         self.model.limits[queue] = limit
@@ -330,8 +341,8 @@ class QueueMachine(RuleBasedStateMachine):
         for _ in range(seconds):
             self.move_clock(1)
 
-    @rule(what=st.sampled_from(["stall", "set back", "restart", "restart after a minute"]))
-    def time_jumps(self, what: str) -> None:
+    @rule(what=st.sampled_from(["stall", "set back", "restart"]), seconds=st.sampled_from([0, 1, 60]))
+    def time_jumps(self, what: str, seconds: int) -> None:
         """The store is stalled, its clock is set back, or it is closed and opened again, with whatever it holds."""
         if what == "stall":
             self.move_clock(3600)
@@ -339,7 +350,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.move_clock(-3600)
             self.room.clock.now = self.model.now
         else:
-            self.room.clock.advance(60 if what == "restart after a minute" else 0)
+            self.room.clock.advance(seconds)
             self.model.now = self.room.clock.now
             self.room.restart()
             self.model.restart(self.room.shared)

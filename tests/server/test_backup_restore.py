@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import psycopg
@@ -155,6 +158,21 @@ def test_the_wrong_place_or_program_is_named(stored: Path, tmp_path: Path) -> No
     with pytest.raises(NotFound, match="there is no no-such-pg_dump") as refused:
         backup("postgresql://somewhere/else", tmp_path / "b", "no-such-pg_dump")
     assert "--pg-dump PATH" in str(refused.value.hint)
+
+
+def test_a_backup_without_room_is_two_lines_and_leaves_nothing_behind(stored: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "leyden", "backup", str(tmp_path / "new"), "--database", str(stored)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: the backup could not be written") and hint.startswith("hint: see that")
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_a_backup_can_be_asked_like_a_store(stored: Path) -> None:

@@ -162,6 +162,8 @@ def test_a_bad_question_is_refused_by_its_name(kind: str) -> None:
             await kit.store.list_rollouts(colour="red")  # type: ignore[call-arg]
         with pytest.raises(InvalidRequest, match="id_prefix"):
             await kit.store.list_rollouts(id_prefix="")
+        with pytest.raises(InvalidRequest, match="newest_first"):
+            await kit.store.list_rollouts(changed_after=0, newest_first=True)
         with pytest.raises(NotFound):
             await kit.store.list_rollouts(after="nobody")
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from zlib import crc32
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from leyden.server.app import routes
 from leyden.server.openapi import make_document
 from leyden.types import JSONResource, LeaseRef, Reward
 
-EXAMPLES = 12  # for each operation
+EXAMPLES = 8  # for each operation
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 
 
@@ -70,10 +71,11 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
 schema = schemathesis.openapi.from_dict(make_document(routes(), "test"))
 
 
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")  # of schemathesis' own strategies
 @schema.parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_as_the_document_says(case: schemathesis.Case, served: Served) -> None:
-    if hash(str(case.body)) % 2:  # otherwise hardly any would get past "no such id"
+    if crc32(str(case.body).encode(errors="replace")) % 2:  # otherwise hardly any would get past "no such id"
         case.path_parameters.update({name: served.ids.get(name, value) for name, value in case.path_parameters.items()})
         if isinstance(case.body, dict) and "ref" in case.body:
             case.body["ref"] = served.ref.model_dump()

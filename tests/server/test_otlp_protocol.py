@@ -395,7 +395,7 @@ async def key_of(kit: Kit, ref: Any) -> str:
     return await kit.sql._executor.read(attempt_key, ref)
 
 
-# -- what others sent along, replays and size --------------------------------------------------------------------------------------------------
+# -- what others sent along, replays and size --------------------------------------------------------------------------
 
 
 def test_no_span_is_lost_for_what_is_wrong_with_its_process_or_library(database: str) -> None:

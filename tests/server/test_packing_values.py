@@ -75,6 +75,14 @@ def test_a_secret_is_gone_before_pieces_are_cut() -> None:
     assert not any(secret in data for secret in (key.encode(), b"s3cret", b"zzz") for data in (packed, *pieces.values()))
 
 
+def test_a_secret_in_json_within_json_is_gone() -> None:
+    inner = {"headers": {"Authorization": "hush hush"}, "x-api-key": "hush", "apiKey": "hush", "api_version": "2", "monkey": "banana"}
+    for text in (json.dumps(inner), json.dumps(inner, separators=(",", ":"))):
+        kept = json.loads(decode(pack_json({"llm.invocation_parameters": text}, {}))["llm.invocation_parameters"])
+        gone = {"headers": {"Authorization": "[redacted]"}, "x-api-key": "[redacted]", "apiKey": "[redacted]"}
+        assert kept == inner | gone
+
+
 def test_a_packed_value_that_is_cut_short_says_so() -> None:
     pieces: Pieces = {}
     packed = pack([b"x" * (3 * PIECE + 5)], pieces)

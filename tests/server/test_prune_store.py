@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import func, select
 from storekit import Kit, make_generation, make_span, run, task
 
-from leyden.errors import Conflict, InvalidRequest
+from leyden.errors import Conflict, InvalidRequest, NotFound
 from leyden.server import schema
 from leyden.server.operations import prune as prune_ops
 from leyden.server.queries import Prune, Pruned
 from leyden.server.transaction import Transaction
-from leyden.types import FailureKind, JSONResource, LeaseRef, Reward, RolloutConfig, RolloutState, RunState
+from leyden.types import FailureKind, JSONResource, LeaseRef, Reward, RolloutConfig, RolloutState, RunState, Span
 
 DAY = 86_400.0
 LONG = "x" * 40_000
@@ -167,6 +171,76 @@ def test_what_nothing_names_any_more_goes_too(kind: str) -> None:
         for resources in (named, kept_alive, latest):
             await kit.store.get_resources(resources.id)
         assert unnamed.id not in (named.id, latest.id)
+
+    run(check, kind)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_pruning_beside_what_goes_on_leaves_no_part_of_anything_behind(kind: str) -> None:
+    """Two that prune at once, while rollouts end and late spans come for those that did."""
+
+    async def check(kit: Kit) -> None:
+        done = asyncio.Event()
+        spans = itertools.count(1)
+
+        def span() -> Span:
+            return make_span(next(spans), attributes={"text": LONG})
+
+        async def work(name: str) -> None:
+            for _ in range(4):
+                await kit.store.enqueue([task(n, run_id="r", group=name) for n in range(4)])
+                for lease in await kit.store.claim(name, 4):
+                    await kit.store.add_spans(lease.ref, [span()])
+                    await kit.store.complete(lease.ref, [Reward(value=1)])
+                    kit.clock.advance(0.001)
+                    with suppress(NotFound):  # pruned meanwhile
+                        await kit.store.add_spans(lease.ref, [span()])
+
+        async def prune() -> int:
+            n = 0
+            while not done.is_set():
+                n += (await kit.store.prune(Prune(older_than=0))).rollouts
+            return n
+
+        pruning = [asyncio.create_task(prune()) for _ in range(2)]
+        await asyncio.gather(*(work(f"w{n}") for n in range(3)))
+        done.set()
+        kit.clock.advance(1)
+        assert sum(await asyncio.gather(*pruning)) + (await prune_all(kit, older_than=0))["rollouts"] == 3 * 4 * 4
+        left = await rows(kit)
+        assert {name: n for name, n in left.items() if n and name not in ("meta", "counters", "workers")} == {}
+        kept, real = await recount(kit)
+        assert kept == real == Counter()
+
+    run(check, kind)
+
+
+@pytest.mark.parametrize("kind", ["http-sqlite", "http-postgres"])
+def test_old_traces_of_no_rollout_go_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prune_ops, "MAX_SPANS", 2)
+
+    def export(trace: int, spans: int) -> dict[str, Any]:
+        text = {"key": "text", "value": {"stringValue": LONG}}
+        times = {"startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+        sent = [
+            {"traceId": f"{trace:032x}", "spanId": f"{n:016x}", "name": "n", **times, "attributes": [text]} for n in range(1, spans + 1)
+        ]
+        return {"resourceSpans": [{"scopeSpans": [{"spans": sent}]}]}
+
+    async def check(kit: Kit) -> None:
+        assert kit.url is not None
+        async with httpx.AsyncClient(base_url=kit.url, trust_env=False) as http:
+            for trace, after in ((1, DAY), (2, 0)):
+                (await http.post("/v1/traces", json=export(trace, 3))).raise_for_status()
+                kit.clock.advance(after)
+            assert (await kit.store.prune(Prune(older_than=DAY / 2, dry_run=True))).spans == 3
+            assert (await prune_all(kit, older_than=DAY / 2))["spans"] == 3
+            left = await rows(kit)
+            assert left["spans"] == 3 and left["blobs"] == left["blob_uses"] > 0
+            kit.clock.advance(DAY)
+            assert (await prune_all(kit, older_than=DAY / 2))["spans"] == 3
+            left = await rows(kit)
+            assert left["spans"] == left["blobs"] == left["blob_uses"] == 0
 
     run(check, kind)
 

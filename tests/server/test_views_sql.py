@@ -74,6 +74,7 @@ def test_both_databases_answer_the_same(filled: Filled) -> None:
         "SELECT created_utc FROM v_rollouts LIMIT 1": [("1970-01-12 13:46:40.000",)],
         "SELECT span_id, attributes FROM v_spans ORDER BY span_id": [(f"{1:016x}", '{"a":1}'), (f"{2:016x}", None)],
         "SELECT value, source FROM v_rewards": [(0.5, "agent")],
+        "SELECT sum(n), avg(n) FROM v_counts WHERE n > 0": [(3, 1.0)],
         "SELECT name, max_running FROM v_queues": [("fast", 3)],
         "SELECT running FROM v_workers": [(0,)],
         "WITH f AS (SELECT * FROM v_rollouts WHERE state = 'failed') SELECT count(*) FROM f": [(1,)],
@@ -81,11 +82,7 @@ def test_both_databases_answer_the_same(filled: Filled) -> None:
         "VALUES (1, 'x')": [(1, "x")],
     }
     for statement, rows in questions.items():
-        assert [tuple(map(_plain, row)) for row in filled.ask(statement).rows] == rows, statement
-
-
-def _plain(value: object) -> object:
-    return float(value) if type(value).__name__ == "Decimal" else value
+        assert filled.ask(statement).rows == rows, statement
 
 
 def test_rows_are_bounded_and_it_says_so(filled: Filled) -> None:
@@ -190,6 +187,8 @@ def test_words_in_texts_comments_and_names_are_no_tables() -> None:
         "SELECT 1 /* ; FROM meta */",
         "SELECT id FROM v_rollouts WHERE state IN ('a') AND (seconds > 1 OR NOT (attempt = 2));",
         "WITH RECURSIVE t(n) AS (VALUES (1)) SELECT n FROM t",
+        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) FROM v_rollouts",
+        "SELECT count(*) FILTER (WHERE attempt > 1) OVER (PARTITION BY state) FROM v_rollouts",
     ):
         check_query(statement)
 

@@ -20,6 +20,8 @@ _OLDEST_RUNNING = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bi
 def list_rollouts(tx: Transaction, query: RolloutQuery) -> list[Rollout]:
     """See ``Store.list_rollouts``. Raises ``NotFound`` for a cursor that is no rollout, ``InvalidRequest`` for a bad limit."""
     check_limit(query.limit)
+    if query.changed_after is not None and query.newest_first:
+        raise InvalidRequest("newest_first: changes come in their order", "leave out newest_first or changed_after")
     order = _order(query)
     last = None if query.after is None else _position(tx, query, order)
     conditions = _conditions(tx, query)
@@ -69,10 +71,8 @@ def _position(tx: Transaction, query: RolloutQuery, order: list[ColumnElement[An
     row = tx.conn.execute(select(rollouts.c.seq, rollouts.c.created_at, rollouts.c.id).where(rollouts.c.id == query.after)).first()
     if row is None:
         raise NotFound(f"rollout {query.after} does not exist")
-    if (
-        query.changed_after is not None and query.id_prefix is None
-    ):  # its revision may have grown since; where it stood then is said by the caller
-        return [query.changed_after, row.seq]
+    if order[0] is rollouts.c.revision:
+        return [query.changed_after, row.seq]  # it may have changed again since: where it stood is what the caller says
     return [row._mapping[column] for column in order]
 
 

@@ -10,12 +10,12 @@ from sqlalchemy import Connection
 
 @dataclass(frozen=True)
 class Start:
-    """What a transaction learns when it begins: the time (microseconds), its revision (see ``Transaction``), and the database's own time
-    where a test has put another clock into ``now``."""
+    """What a transaction learns when it begins: the database's time (microseconds), its revision (see ``Transaction``), and a mark by which
+    ``has_committed`` knows that the server has not been away since."""
 
     now: int
     revision: int
-    began: int = 0
+    mark: str = ""
 
 
 class Database(Protocol):

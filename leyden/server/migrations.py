@@ -1,4 +1,4 @@
-"""From the schema of an older Leyden to this one's, forward only. Each step belongs to the caller's transaction: it happens or it does not."""
+"""From the schema of an older Leyden to this one's, forward only. The steps belong to the caller's transaction: all are made, or none."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ def bring_up(conn: Connection, version: int, label: str) -> bytes:
     return conn.execute(select(schema.meta.c.value).where(schema.meta.c.key == "secret")).scalar_one()
 
 
+_ATTEMPTS_OF = "SELECT count(*) FROM attempts a WHERE a.rollout_id = rollouts.id"
+
+
 def _queues_and_normalized_spans(conn: Connection) -> None:
     """1 to 2. Only SQLite had a version 1."""
     for statement in (
@@ -40,8 +43,8 @@ def _queues_and_normalized_spans(conn: Connection) -> None:
         "ALTER TABLE rollouts ADD COLUMN requeue_id TEXT",
         "ALTER TABLE rollouts ADD COLUMN revision BIGINT NOT NULL DEFAULT 0",
         # Every attempt that was not released counted as a failure once it had ended.
-        "UPDATE rollouts SET failures = (SELECT count(*) FROM attempts a WHERE a.rollout_id = rollouts.id AND a.state IN ('failed', 'timed_out'))",
-        "UPDATE rollouts SET lost = (SELECT count(*) FROM attempts a WHERE a.rollout_id = rollouts.id AND a.state = 'lost')",
+        f"UPDATE rollouts SET failures = ({_ATTEMPTS_OF} AND a.state IN ('failed', 'timed_out'))",
+        f"UPDATE rollouts SET lost = ({_ATTEMPTS_OF} AND a.state = 'lost')",
         "ALTER TABLE leases ADD COLUMN queue TEXT NOT NULL DEFAULT 'default'",
         "DROP INDEX rollouts_ready",
         "DROP INDEX rollouts_due",

@@ -33,13 +33,13 @@ OLDEST = 14  # major version; tested with 18
 _PASSING = {"40001", "40P01", "55P03", "23505", "23503", "57P01", "57P02", "57P03", "57P05", "25006", "53300"}
 
 _NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-_START = text(f"SELECT {_NOW}, pg_current_xact_id()::text::bigint")
+_START = text(f"SELECT {_NOW}, pg_current_xact_id()::text::bigint, redo_lsn::text FROM pg_control_checkpoint()")
 _TIME = text(f"SELECT {_NOW}")
-# A server that crashed gives the transaction ids that had not reached its log to others: what it says of ours is then about theirs. Every
-# crash ends with a checkpoint (its time is in whole seconds); after any, nothing is known, and what is run again finds itself done.
+# A server that crashed gives the transaction ids that had not reached its log to others, and what it then says of ours is about theirs.
+# Every crash ends with a checkpoint: after any, nothing is known, and an operation that is run again finds itself done.
 _OUTCOME = text(
-    "SELECT CASE WHEN extract(epoch FROM (SELECT checkpoint_time FROM pg_control_checkpoint())) >= CAST(:second AS bigint) THEN 'unknown' "
-    "ELSE pg_xact_status(CAST(:xid AS text)::xid8) END"
+    "SELECT CASE WHEN redo_lsn = CAST(:mark AS pg_lsn) THEN pg_xact_status(CAST(:xid AS text)::xid8) ELSE 'unknown' END "
+    "FROM pg_control_checkpoint()"
 )
 _REVISION_BASE = schema.meta.c.key == "revision_base"
 _VERSION = schema.meta.c.key == "schema_version"
@@ -78,8 +78,8 @@ class PostgresDatabase:
         return self._reading.connect()
 
     def start(self, conn: Connection) -> Start:
-        now, xid = conn.execute(_START).one()
-        return Start(now, self._base + xid, began=now)
+        now, xid, mark = conn.execute(_START).one()
+        return Start(now, self._base + xid, mark)
 
     def now(self, conn: Connection) -> int:
         return int(conn.execute(_TIME).scalar_one())
@@ -94,8 +94,7 @@ class PostgresDatabase:
     def has_committed(self, conn: Connection, start: Start) -> bool:
         """Raises an error that passes while the server has not decided yet."""
         with conn.begin():
-            asked = {"xid": start.revision - self._base, "second": start.began // 1_000_000}
-            status = conn.execute(_OUTCOME, asked).scalar_one()
+            status = conn.execute(_OUTCOME, {"xid": start.revision - self._base, "mark": start.mark}).scalar_one()
         if status == "in progress":
             raise DBAPIError("COMMIT", None, psycopg.OperationalError("the transaction is still in progress"))
         return bool(status == "committed")

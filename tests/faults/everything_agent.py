@@ -14,12 +14,13 @@ import httpx
 import leyden.runners
 from leyden.types import LLM, Rollout
 
+GATE = Path(os.environ["LEYDEN_TEST_GATE"])
+
 
 @leyden.runners.rollout
 async def agent(task: dict[str, Any], llm: LLM, rollout: Rollout) -> float:
     number = int(hashlib.sha256(task["input"].encode()).hexdigest(), 16)
-    gate = Path(os.environ["LEYDEN_TEST_GATE"])
-    while number % 2 and rollout.metadata["step"] == "collect" and gate.exists():
+    while number % 2 and rollout.metadata["step"] == "collect" and GATE.exists():  # noqa: ASYNC240
         await asyncio.sleep(0.02)
     body = {"model": llm.model, "messages": [{"role": "user", "content": task["input"]}], **llm.sampling_parameters}
     async with httpx.AsyncClient(timeout=120, trust_env=False) as client:

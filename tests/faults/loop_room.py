@@ -18,8 +18,8 @@ import httpx
 import psutil
 from loop_agent import GATES
 
-from leyden.failpoint import VARIABLE
 from leyden.algorithm.sft.rundir import RunDir
+from leyden.failpoint import VARIABLE
 from leyden.models.registry import Registry
 from leyden.process import MARKER, find_by_marker, new_marker
 from leyden.server.sqlstore import SQLStore

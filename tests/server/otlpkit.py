@@ -12,7 +12,7 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
-from storekit import Kit
+from storekit import Kit, task
 
 from leyden.server.app import create_app
 from leyden.server.queries import SpanQuery
@@ -57,8 +57,6 @@ async def all_spans(kit: Kit) -> list[Span]:
 
 
 async def claim(kit: Kit) -> LeaseRef:
-    from storekit import task
-
     await kit.sql.enqueue([task()])
     (lease,) = await kit.sql.claim("w")
     return lease.ref

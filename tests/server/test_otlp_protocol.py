@@ -17,7 +17,9 @@ from otlpkit import JSON, PROTOBUF, all_spans, claim, door, export, json_export,
 from storekit import Kit, run
 
 from leyden.server import intake
+from leyden.server.operations.fence import attempt_key
 from leyden.server.otlp import inflate, json_body, protobuf_body
+from leyden.server.routes import otlp
 from leyden.types import FailureKind
 
 Check = Callable[[Kit, httpx.AsyncClient], Coroutine[Any, Any, None]]
@@ -272,8 +274,6 @@ def test_what_is_no_export_is_refused_with_a_status(body: bytes, content_type: s
 
 
 def test_a_body_beyond_bounds_is_413(monkeypatch: pytest.MonkeyPatch) -> None:
-    from leyden.server.routes import otlp
-
     monkeypatch.setattr(otlp, "MAX_WIRE", 1 << 20)
     monkeypatch.setattr(inflate, "MAX_INFLATED", 4 << 20)
     monkeypatch.setattr(inflate, "FREE", 2 << 20)
@@ -390,8 +390,6 @@ def test_a_key_that_was_never_issued_costs_only_the_spans_that_need_it() -> None
 
 
 async def key_of(kit: Kit, ref: Any) -> str:
-    from leyden.server.operations.fence import attempt_key
-
     return await kit.sql._executor.read(attempt_key, ref)
 
 

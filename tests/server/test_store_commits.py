@@ -111,22 +111,3 @@ def test_a_full_disk_fails_the_whole_batch_and_the_store_goes_on(tmp_path: Path)
         assert lease.rollout.id == before.id and (await kit.store.get_rollout(after.id)).input == "after"
 
     run(check, path=tmp_path / "full.db")
-
-
-def test_the_claim_and_the_sweep_use_their_partial_indexes() -> None:
-    async def check(kit: Kit) -> None:
-        def plan(tx: Transaction, query: str) -> str:
-            return " ".join(row.detail for row in tx.conn.exec_driver_sql("EXPLAIN QUERY PLAN " + query))
-
-        ready = await kit.sql._executor.read(plan, "SELECT * FROM rollouts WHERE queue = 'a' AND state = 'queued' ORDER BY priority, seq LIMIT 1")
-        assert "rollouts_ready" in ready and "TEMP B-TREE" not in ready
-        statements = await trace(kit)
-        await kit.store.claim("w")
-        await kit.sql.sweep()
-        claim = next(statement for statement in statements if "state = 'queued'" in statement)
-        due = next(statement for statement in statements if "available_at <=" in statement)
-        assert "rollouts_ready" in await kit.sql._executor.read(plan, claim)
-        assert "TEMP B-TREE" not in await kit.sql._executor.read(plan, claim)
-        assert "rollouts_due" in await kit.sql._executor.read(plan, due)
-
-    run(check)

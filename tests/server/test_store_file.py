@@ -95,7 +95,7 @@ def test_an_ephemeral_store_leaves_nothing() -> None:
     async def check() -> Path:
         async with await SQLStore.open() as store:
             await store.enqueue([task()])
-            assert Path(store.label).exists()
+            assert Path(store.label).exists()  # noqa: ASYNC240
             return Path(store.label)
 
     assert not asyncio.run(check()).parent.exists()

@@ -73,7 +73,9 @@ def schema_of(path: Path) -> set[tuple[str, ...]]:
     with sqlite3.connect(path) as conn:
         tables = [name for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")]
         columns = {("column", t, c[1], c[2], str(c[3]), str(c[5])) for t in tables for c in conn.execute(f"PRAGMA table_info({t})")}
-        indexes = {("index", " ".join(sql.split())) for (sql,) in conn.execute("SELECT sql FROM sqlite_schema WHERE type = 'index' AND sql > ''")}
+        indexes = {
+            ("index", " ".join(sql.split())) for (sql,) in conn.execute("SELECT sql FROM sqlite_schema WHERE type = 'index' AND sql > ''")
+        }
         return columns | indexes
 
 
@@ -114,7 +116,10 @@ def test_a_store_of_version_1_reads_back_whole(version_1: Path) -> None:
 def test_what_version_1_left_undone_goes_on(version_1: Path) -> None:
     async def check() -> None:
         async with open_kit("sqlite", version_1) as kit:
-            keyed = [task({"n": n}, run_id="run-1", iteration=0, group="g", idempotency_key=f"key-{n}", config=RolloutConfig(max_attempts=2, retry_delay=0)) for n in range(9)]  # fmt: skip
+            config = RolloutConfig(max_attempts=2, retry_delay=0)
+            keyed = [
+                task({"n": n}, run_id="run-1", iteration=0, group="g", idempotency_key=f"key-{n}", config=config) for n in range(9)
+            ]
             before = [rollout.id for rollout in await kit.store.list_rollouts()]
             assert [rollout.id for rollout in await kit.store.enqueue(keyed)] == before, "a client that repeats itself queues nothing twice"
             leases = await kit.store.claim("worker-2", 9)

@@ -96,7 +96,8 @@ class Phases:
         self.steps = Steps(parts.run, parts.board, driver)
         self.serving = Serving(parts.proxy, driver, parts.make_engine, config.max_tokens)
         rollout = config.rollout
-        self._patience = Patience(config.max_failed_share, config.runner_patience, rollout.attempt_timeout * (rollout.max_attempts + rollout.max_lost) + 120)
+        longest = rollout.attempt_timeout * (rollout.max_attempts + rollout.max_lost) + 120
+        self._patience = Patience(config.max_failed_share, config.runner_patience, longest)
 
     def begin(self) -> Version:
         """The version this run set out to improve. Removes what an earlier driver left half done.

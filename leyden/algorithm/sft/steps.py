@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leyden.algorithm.sft.driver import Driver
-from leyden.failpoint import failpoint
 from leyden.algorithm.sft.report import Board, StepView
 from leyden.algorithm.sft.rundir import RunDir
 from leyden.errors import UsageError
+from leyden.failpoint import failpoint
 
 
 @dataclass

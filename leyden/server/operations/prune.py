@@ -85,11 +85,13 @@ def _counted_as(row: Row[Any]) -> tuple[Bucket, RolloutState, str]:
 
 def _delete_uses(tx: Transaction, owners: Sequence[str]) -> int:
     """Delete the uses of ``owners``, then the blobs that are left without one; returns how many those are."""
-    used = list(tx.conn.execute(select(blob_uses.c.sha256).where(blob_uses.c.owner.in_(owners)).distinct()).scalars())
+    used = sorted(tx.conn.execute(select(blob_uses.c.sha256).where(blob_uses.c.owner.in_(owners)).distinct()).scalars())
+    parts = [used[start : start + CHUNK] for start in range(0, len(used), CHUNK)]
+    for part in parts:  # locked, in order: of two that delete the last uses of a blob, the second must see that it was the last
+        tx.conn.execute(select(blobs.c.sha256).where(blobs.c.sha256.in_(part)).order_by(blobs.c.sha256).with_for_update()).all()
     _delete(tx, blob_uses, blob_uses.c.owner.in_(owners))
     unused = ~exists().where(blob_uses.c.sha256 == blobs.c.sha256)
-    used.sort()  # everybody locks blobs in this order
-    return sum(_delete(tx, blobs, blobs.c.sha256.in_(used[start : start + CHUNK]), unused) for start in range(0, len(used), CHUNK))
+    return sum(_delete(tx, blobs, blobs.c.sha256.in_(part), unused) for part in parts)
 
 
 def _delete(tx: Transaction, table: Table, *conditions: ColumnElement[bool]) -> int:

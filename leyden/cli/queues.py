@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from typing import Annotated
 
 import typer
 
+from leyden.cli.printing import DEFAULT_STORE, AsJson, ListsByDefault, StoreURL, ask_store, print_json, print_table, say
 from leyden.errors import UsageError
 from leyden.types import Queue, Unset
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, help="List queues; pause, resume and limit them.")
+app = typer.Typer(add_completion=False, rich_markup_mode=None, cls=ListsByDefault, help="List queues; pause, resume and limit them.")
 
 Name = Annotated[str, typer.Argument(help="The queue's name.")]
-StoreURL = Annotated[str, typer.Option("--store", envvar="LEYDEN_STORE", help="URL of the store.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-DEFAULT_STORE = "http://127.0.0.1:4747"
-FORMAT = 1
 
 
 @app.command("list")
 def list_(store: StoreURL = DEFAULT_STORE, as_json: AsJson = False) -> None:
     """List the queues that hold rollouts, and those that were paused or limited once."""
-    queues = asyncio.run(_list(store))
+    queues = ask_store(store, lambda client: client.list_queues())
     if as_json:
-        print(json.dumps({"format": FORMAT, "queues": [queue.model_dump(mode="json") for queue in queues]}, indent=2))
-        return
-    for queue in queues:
-        print(_line(queue))
+        return print_json(queues=[queue.model_dump(mode="json") for queue in queues])
+    columns = ("queue", "", "limit", "queued", "scheduled", "running", "succeeded", "failed", "lost of these", "cancelled")
+    print_table(columns, [_row(queue) for queue in queues])
     if not queues:
-        print("no queue holds anything", file=sys.stderr)
+        say("no queue holds anything")
 
 
 @app.command()
@@ -60,25 +52,13 @@ def limit(
 
 
 def _set(url: str, name: str, paused: bool | None = None, max_running: int | Unset | None = Unset.UNSET) -> None:
-    from leyden.server.client import StoreClient
-
-    async def change() -> Queue:
-        async with StoreClient(url) as store:
-            return await store.set_queue(name, paused, max_running)
-
-    print(_line(asyncio.run(change())), file=sys.stderr)
+    queue = ask_store(url, lambda client: client.set_queue(name, paused, max_running))
+    most = "any number" if queue.max_running is None else f"at most {queue.max_running}"
+    say(f"{queue.name} is {'paused' if queue.paused else 'open'}; {most} of it may run at once, {queue.counts.running} do")
 
 
-async def _list(url: str) -> list[Queue]:
-    from leyden.server.client import StoreClient
-
-    async with StoreClient(url) as store:
-        return await store.list_queues()
-
-
-def _line(queue: Queue) -> str:
+def _row(queue: Queue) -> tuple[object, ...]:
     counts = queue.counts
-    limit = f" of {queue.max_running}" if queue.max_running is not None else ""
-    waiting = f"{counts.queued} queued" + (f", {counts.scheduled} scheduled" if counts.scheduled else "")
-    ended = f"{counts.succeeded} succeeded, {counts.failed} failed" + (f" ({counts.lost} lost)" if counts.lost else "")
-    return f"{queue.name}  {'paused' if queue.paused else 'open'}  {waiting}  {counts.running}{limit} running  {ended}"
+    state = "paused" if queue.paused else "open"
+    ended = (counts.succeeded, counts.failed, counts.lost, counts.cancelled)
+    return (queue.name, state, queue.max_running or "none", counts.queued, counts.scheduled, counts.running, *ended)

@@ -25,11 +25,11 @@ def queues(*lines: str) -> list[int]:
 
 
 def test_queues_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert queues("list", "list --json") == [0, 0]
+    assert queues("", "list --json") == [0, 0]
     people, _, programs = capsys.readouterr().out.partition("{")
     assert people.splitlines() == [
-        "large  open  2 queued  0 running  0 succeeded, 0 failed",
-        "small  open  1 queued  0 running  0 succeeded, 0 failed",
+        "large\topen\tnone\t2\t0\t0\t0\t0\t0\t0",
+        "small\topen\tnone\t1\t0\t0\t0\t0\t0\t0",
     ]
     said = json.loads("{" + programs)
     assert said["format"] == 1
@@ -43,8 +43,9 @@ def test_a_queue_is_paused_limited_and_resumed(capsys: pytest.CaptureFixture[str
     assert queues("pause large", "limit large 3", "list", "resume large", "limit large none", "list") == [0] * 6
     out, err = capsys.readouterr()
     first, _, last, _ = out.splitlines()
-    assert first == "large  paused  2 queued  0 of 3 running  0 succeeded, 0 failed"
-    assert last == "large  open  2 queued  0 running  0 succeeded, 0 failed"
+    assert first.split("\t")[:4] == ["large", "paused", "3", "2"]
+    assert last.split("\t")[:4] == ["large", "open", "none", "2"]
+    assert err.splitlines()[1] == "large is paused; at most 3 of it may run at once, 0 do"
     assert len(err.splitlines()) == 4, "what was changed is talk"
 
 

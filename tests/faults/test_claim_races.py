@@ -31,7 +31,7 @@ LIMITS = (12, 1, 40)  # of one round and the next
 PATIENCE = 240.0
 
 
-@pytest.mark.timeout(300 * SCALE)
+@pytest.mark.timeout(600 * SCALE)
 def test_no_rollout_is_given_twice_and_no_limit_is_passed_by_racing_claimers(room: Room) -> None:
     asyncio.run(_race(room))
 

@@ -17,7 +17,7 @@ from store_shifted import WallClock
 from leyden.types import Lease, NewRollout, RolloutConfig, Verdict
 
 HOUR = 3600.0
-LEASE = 1.5  # seconds
+LEASE = 2.0  # seconds
 SOON = 30.0  # seconds; far less than an hour
 
 

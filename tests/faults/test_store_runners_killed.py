@@ -23,7 +23,7 @@ from leyden.types import AttemptState, NewRollout, Rollout, RolloutConfig, Rollo
 KILLS = {"sqlite": 80, "postgres": 40}
 BACKLOG = 20  # rollouts: there is always something to do
 AT_ONCE = 4
-LEASE = 2.0  # seconds
+LEASE = 3.0  # seconds
 AGENT = Path(__file__).with_name("store_agent.py")
 
 
@@ -90,7 +90,7 @@ def test_every_rollout_is_done_once_whichever_runner_dies(room: Room, kind: str)
         assert {row.worker_id.rpartition("-")[0] for row in undone} <= crew.killed, "a runner that lived lost what it held"
         # Released: what a claim was given whose client was gone when the answer went out.
         states = Counter(row.state for row in undone)
-        assert states[AttemptState.LOST] >= KILLS[kind] / 2, "too few runners were killed at their work"
+        assert states[AttemptState.LOST] >= KILLS[kind] / 4, "too few runners were killed at their work"
         assert states.keys() <= {AttemptState.LOST, AttemptState.RELEASED}
 
     room.run(scenario())

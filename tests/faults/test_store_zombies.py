@@ -43,9 +43,11 @@ class Sleeper:
     def refs(self) -> list[LeaseRef]:
         return [LeaseRef(**ref) for ref in json.loads(self.held.read_text())]
 
-    async def asleep(self) -> None:
+    async def holds(self) -> None:
         await until(self.held.exists, f"{self.name} holds its leases")
         assert len(self.refs) == HELD
+
+    def fall_asleep(self) -> None:
         self.fork.send_signal(signal.SIGSTOP)
 
     async def wake(self) -> list[dict[str, Any]]:
@@ -65,7 +67,9 @@ def test_what_a_zombie_says_changes_nothing(room: Room) -> None:
                 rollouts = await queue(witness, 2 * SLEEPERS * HELD)
                 early, late = ([Sleeper.start(room, store, f"{order}{turn}-{n}") for n in range(SLEEPERS)] for order in ("early", "late"))
                 for sleeper in early + late:
-                    await sleeper.asleep()
+                    await sleeper.holds()  # and keeps, until all of them do
+                for sleeper in early + late:
+                    sleeper.fall_asleep()
                 retries = await claim_again(witness, rollouts)
 
                 answers = [answer for sleeper in early for answer in await sleeper.wake()]  # the retries run

@@ -58,7 +58,8 @@ class Executor:
         self._loop = asyncio.get_running_loop()
         self._backlog = Backlog()
         self._closed = False
-        self._reading = threading.local()
+        self._closing: asyncio.Task[None]
+        self._own = threading.local()
         self._readers = ThreadPoolExecutor(READERS, "leyden-store-reader")
         self._connections: list[Connection] = []
         self._writers = [
@@ -98,9 +99,12 @@ class Executor:
 
     async def close(self) -> None:
         """Finish what is waiting, then let go of the database. Safe to call twice."""
-        if self._closed:
-            return
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self._backlog.close()
         for writer in self._writers:
             await self._loop.run_in_executor(None, writer.join)
@@ -112,13 +116,13 @@ class Executor:
     # -- the reader threads --------------------------------------------------------------------------------------------
 
     def _read(self, operation: Callable[..., T], args: tuple[Any, ...]) -> T:
-        conn: Connection | None = getattr(self._reading, "conn", None)
-        if conn is None:
-            conn = self._reading.conn = self._database.open_reader()
-            self._connections.append(conn)
-        return self._until_settled(lambda: self._read_once(conn, operation, args))
+        try:
+            return self._until_settled(lambda: self._read_once(operation, args))
+        except OperationalError as error:
+            raise self._unavailable("read", error) from error
 
-    def _read_once(self, conn: Connection, operation: Callable[..., T], args: tuple[Any, ...]) -> T:
+    def _read_once(self, operation: Callable[..., T], args: tuple[Any, ...]) -> T:
+        conn = self._connection(self._database.open_reader)
         try:
             with conn.begin():
                 now = self._database.now(conn) if self._clock is None else self._clock()
@@ -130,22 +134,22 @@ class Executor:
     # -- the writer threads --------------------------------------------------------------------------------------------
 
     def _write_until_closed(self) -> None:
-        with self._database.open_writer() as conn:
-            while batch := self._backlog.take(self._database.max_batch):
-                outcomes, changes = self._commit(conn, batch)
-                self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes)
+        while batch := self._backlog.take(self._database.max_batch):
+            outcomes, changes = self._commit(batch)
+            self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes)
 
-    def _commit(self, conn: Connection, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
+    def _commit(self, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
+        """Never fails itself: whatever happens is the outcome of each of the batch."""
         try:
-            return self._until_settled(lambda: self._commit_once(conn, batch))
+            return self._until_settled(lambda: self._commit_once(batch))
         except Exception as error:
             # The whole transaction is gone (disk full, I/O error, a failed COMMIT): nothing in it may be acknowledged.
             log.exception("a commit of %d operations failed", len(batch))
-            cause = self._database.describe(error)
-            failure = Unavailable(f"the store could not write: {cause}", f"look after the database: {self._database.label}")
+            failure = self._unavailable("write", error)
             return [_Outcome(error=failure) for _ in batch], Changes()
 
-    def _commit_once(self, conn: Connection, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
+    def _commit_once(self, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
+        conn = self._connection(self._database.open_writer)
         changes = Changes()
         outcomes: list[_Outcome] = []
         start: Start | None = None
@@ -197,15 +201,29 @@ class Executor:
         changes.add(tx.changes)
         return _Outcome(result)
 
+    # -- all threads ---------------------------------------------------------------------------------------------------
+
+    def _connection(self, connect: Callable[[], Connection]) -> Connection:
+        """This thread's own, for good. Made where a failure is tried again: the database may be away, or full, just now."""
+        conn: Connection | None = getattr(self._own, "conn", None)
+        if conn is None:
+            conn = self._own.conn = connect()
+            self._connections.append(conn)
+        return conn
+
+    def _unavailable(self, what: str, error: Exception) -> Unavailable:
+        message = f"the store could not {what}: {self._database.describe(error)}"
+        return Unavailable(message, f"look after the database: {self._database.label}")
+
     def _until_settled(self, attempt: Callable[[], T]) -> T:
-        """``attempt``, again and again while it fails for passing reasons."""
+        """``attempt``, again and again while it fails for passing reasons; once while the store closes."""
         deadline = time.monotonic() + PATIENCE
         pause = 0.005
         while True:
             try:
                 return attempt()
             except Exception as error:
-                if not self._database.is_passing(error) or time.monotonic() > deadline:
+                if not self._database.is_passing(error) or time.monotonic() > deadline or self._closed:
                     raise
                 log.info("once more: %s", self._database.describe(error))
             time.sleep(pause * random.random())

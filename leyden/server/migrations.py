@@ -21,7 +21,7 @@ def bring_up(conn: Connection, version: int, label: str) -> bytes:
             f"{label} was written by a newer Leyden (schema {version}; this one knows {schema.SCHEMA_VERSION})", "pip install -U leyden"
         )
     if version == 0:
-        schema.metadata.create_all(conn)
+        schema.metadata.create_all(conn, checkfirst=False)  # a table of another schema on the search_path is not ours
         conn.execute(insert(schema.meta).values(key="secret", value=secrets.token_bytes(32)))
     elif version < schema.SCHEMA_VERSION:
         views.drop(conn)

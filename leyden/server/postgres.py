@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, func, insert, inspect, make_url, select, text, update
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -29,8 +30,8 @@ SETTINGS = {
 OLDEST = 14  # major version; tested with 18
 
 # Another transaction may do better: deadlock, serialization, a lock not had in time, a value somebody else inserted or deleted at this
-# very moment, and a server that ends, starts or follows (class 57P and read-only after a failover).
-_PASSING = {"40001", "40P01", "55P03", "23505", "23503", "57P01", "57P02", "57P03", "57P05", "25006", "53300"}
+# very moment, a transaction in which we slept too long, a server that ends, starts, follows (read-only after a failover) or is full.
+_PASSING = {"40001", "40P01", "55P03", "23505", "23503", "25P03", "57P01", "57P02", "57P03", "57P05", "25006", "53300"}
 
 _NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _START = text(f"SELECT {_NOW}, pg_current_xact_id()::text::bigint, redo_lsn::text FROM pg_control_checkpoint()")
@@ -55,8 +56,8 @@ class PostgresDatabase:
     def __init__(self, url: str) -> None:
         self.url = _parse(url)
         self.label = self.url.render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
-        self._engine = self._make_engine(default_transaction_read_only="off")
-        self._reading = self._make_engine(default_transaction_read_only="on")
+        self._engine = self._make_engine("READ COMMITTED", default_transaction_read_only="off")
+        self._reading = self._make_engine("REPEATABLE READ", default_transaction_read_only="on")  # one snapshot for all of a question
         self._base = 0  # added to transaction ids, which begin anew in a database that was restored elsewhere
         self.schema_name = ""
         try:
@@ -110,14 +111,14 @@ class PostgresDatabase:
         self._engine.dispose()
         self._reading.dispose()
 
-    def _make_engine(self, **settings: str) -> Engine:
+    def _make_engine(self, isolation: IsolationLevel, **settings: str) -> Engine:
         given = self.url.query.get("options", "")
         options = [given if isinstance(given, str) else " ".join(given)]
         options += [f"-c {name}={value}" for name, value in (SETTINGS | settings).items()]
         return create_engine(
             self.url.difference_update_query(["options"]),
             poolclass=NullPool,  # a thread keeps its connection
-            isolation_level="READ COMMITTED",
+            isolation_level=isolation,
             hide_parameters=True,  # what agents said has no place in a log
             connect_args={"options": " ".join(options).strip(), "connect_timeout": CONNECT_SECONDS, "application_name": "leyden-store"},
         )

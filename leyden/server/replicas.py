@@ -42,7 +42,7 @@ class Replicas:
         self._run = run
         self._on_news = on_news
         self._changed = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen())]
+        self._tasks = [asyncio.create_task(work()) for work in (self._tell, self._listen, self._look_around)]
 
     def announce(self) -> None:
         """Something was committed that others may be waiting for."""
@@ -72,10 +72,15 @@ class Replicas:
                 async with await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True) as conn:
                     await conn.execute(f"LISTEN {self._channel}")
                     self._on_news()  # whatever was said before
-                    while True:
-                        said = [notice.payload async for notice in conn.notifies(timeout=random.uniform(*LOOK_AROUND), stop_after=1)]
-                        if said != [self._me]:
+                    async for notice in conn.notifies():
+                        if notice.payload != self._me:
                             self._on_news()
-            except psycopg.OperationalError as error:
+            except psycopg.Error as error:
                 log.info("listening again: %s", error)
             await asyncio.sleep(random.uniform(*RECONNECT))
+
+    async def _look_around(self) -> None:
+        """The net under the notifications: a store may be killed between its COMMIT and its NOTIFY, and we may be unable to listen."""
+        while True:
+            await asyncio.sleep(random.uniform(*LOOK_AROUND))
+            self._on_news()

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from leyden.errors import LeydenError, Unavailable, UsageError
+from leyden.errors import Unavailable, UsageError
 from leyden.server import migrations, schema
 from leyden.server.clock import SteadyClock
 from leyden.server.database import Start
@@ -37,27 +37,31 @@ class SQLiteFile:
     shared = False
 
     def __init__(self, path: Path) -> None:
+        path = path.resolve()  # one file has one lock, whatever the links to it
         self.path = path
-        self.label = str(path.absolute())
+        self.label = str(path)
         self._revision = 0
+        self._writer: Engine | None = None
         self._lock = _take_lock(path)
         self._readers: list[sqlite3.Connection] = []
         self._readers_lock = threading.Lock()
         try:
             self._writer = self._connect_writer()
-            self.secret = self._prepare()
-        except (sqlite3.DatabaseError, DBAPIError) as error:
-            os.close(self._lock)
+            self.secret = self._prepare(self._writer)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, sqlite3.DatabaseError | DBAPIError):
+                raise
             cause = error.orig if isinstance(error, DBAPIError) else error
             raise UsageError(f"{path} is not a database Leyden can open: {cause}", "choose another file with --database") from error
-        except LeydenError:
-            os.close(self._lock)
-            raise
 
     def _connect_writer(self) -> Engine:
         conn = _connect(self.path.absolute().as_uri())
+        conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
+        if conn.execute("PRAGMA user_version").fetchone() == (0,) and conn.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
+            conn.close()  # before anything is set that would stay
+            raise UsageError(f"{self.path} is a database, but not one of Leyden's", "choose another file with --database")
         for pragma in (
-            f"busy_timeout = {BUSY_TIMEOUT_MS}",
             "journal_mode = WAL",
             "synchronous = FULL",
             "foreign_keys = ON",
@@ -69,12 +73,10 @@ class SQLiteFile:
         # One connection for good; its owner is the writer thread, after this thread has prepared the schema.
         return _engine(conn, begin="BEGIN IMMEDIATE")
 
-    def _prepare(self) -> bytes:
+    def _prepare(self, writer: Engine) -> bytes:
         """Create or check the schema; returns the secret of this database."""
-        with self._writer.connect() as conn, conn.begin():
+        with writer.connect() as conn, conn.begin():
             version = conn.exec_driver_sql("PRAGMA user_version").scalar_one()
-            if version == 0 and conn.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one():
-                raise UsageError(f"{self.path} is a database, but not one of Leyden's", "choose another file with --database")
             secret = migrations.bring_up(conn, version, self.label)
             conn.exec_driver_sql(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
             self._revision = conn.execute(select(func.coalesce(func.max(schema.rollouts.c.revision), 0))).scalar_one()
@@ -83,6 +85,7 @@ class SQLiteFile:
             return secret
 
     def open_writer(self) -> Connection:
+        assert self._writer is not None
         return self._writer.connect()
 
     def start(self, conn: Connection) -> Start:
@@ -121,7 +124,8 @@ class SQLiteFile:
         """Call when no thread uses the file any more. The last connection to close folds the log into the file."""
         for reader in self._readers:
             reader.close()
-        self._writer.dispose()
+        if self._writer is not None:
+            self._writer.dispose()
         os.close(self._lock)
 
 

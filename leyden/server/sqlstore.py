@@ -7,7 +7,6 @@ import logging
 import random
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from leyden.server.replicas import Replicas
 
 SWEEP_INTERVAL = 1.0  # seconds
+SLOWEST_SWEEP = 5.0  # seconds between two sweeps that still pass for a busy store
 MAX_ENQUEUE = 10_000  # rollouts in one call
 MAX_BEAT = 10_000  # leases in one beat
 MAX_QUEUES = 64  # in one claim
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 class SQLStore(Capture):
-    """``Store`` on SQLite. ``async with await SQLStore.open("leyden.db") as store``; use it in the event loop that opened it.
+    """``Store`` on a database. ``async with await SQLStore.open("leyden.db") as store``; use it in the event loop that opened it.
 
     ``open(None)`` is an ephemeral store: a temporary file that goes with it.
     """
@@ -90,11 +90,13 @@ class SQLStore(Capture):
         self._temporary = temporary
         self.intake = Intake()
         self._executor = Executor(database, clock, jitter, self._wake)
-        self._desk = ClaimDesk(lambda requests: self._executor.write(claim_ops.claim, requests), self._hand_back)
+        self._desk = ClaimDesk(lambda requests: self._executor.write(claim_ops.claim, requests), self.hand_back)
         self._watch = FinalWatch()
         self._replicas = self._meet_replicas()
         self._looking: asyncio.Task[None] | None = None
-        self._last_sweep: int | None = None
+        self._unseen = False
+        self._last_sweep = 0
+        self._between_sweeps = 0.0  # seconds
         self._sweeper: asyncio.Task[None] | None = None
 
     @classmethod
@@ -119,7 +121,7 @@ class SQLStore(Capture):
         opened = await asyncio.to_thread(open_database, database)
         store = cls(opened, None if clock is None else MonotoneClock(clock), jitter, temporary)
         try:
-            await store._executor.write(store._wake_up)
+            store._last_sweep = await store._executor.write(store._wake_up)
         except BaseException:
             await store.close()
             raise
@@ -127,12 +129,16 @@ class SQLStore(Capture):
             store._sweeper = asyncio.create_task(store._sweep_forever(sweep_every))
         return store
 
-    def _wake_up(self, tx: Transaction) -> None:
-        """Where no store has been awake, its absence counts for nobody."""
-        self._last_sweep = tx.now
-        last = lease_ops.exchange_swept_at(tx) if self._database.shared else lease_ops.last_sign_of_life(tx)
-        if last is None or not self._database.shared or abs(tx.now - last) > microseconds(2 * SWEEP_INTERVAL):
-            lease_ops.forgive(tx, tx.now - (last or tx.now))
+    def _wake_up(self, tx: Transaction) -> int:
+        """Where no store has been awake, its absence counts for nobody. Returns the time."""
+        if self._database.shared:
+            last = lease_ops.exchange_swept_at(tx)
+            if last is None or tx.now - last > microseconds(2 * SWEEP_INTERVAL):
+                lease_ops.forgive(tx, tx.now - (last or tx.now))
+        else:
+            last = lease_ops.last_sign_of_life(tx)
+            lease_ops.forgive(tx, 0 if last is None else max(0, tx.now - last))
+        return tx.now
 
     async def __aenter__(self) -> Self:
         return self
@@ -146,7 +152,7 @@ class SQLStore(Capture):
         await self._desk.close()
 
     async def close(self) -> None:
-        """Finish the writes that wait, and let go of the file."""
+        """Finish the writes that wait, and let go of the database."""
         await self.stop_waiting()
         if self._replicas is not None:
             await self._replicas.close()
@@ -177,36 +183,45 @@ class SQLStore(Capture):
     def _look_again(self) -> None:
         """Another store may have changed what somebody here waits for."""
         self._desk.wake()
+        self._unseen = True
         if self._watch.ids and self._looking is None:
             self._looking = asyncio.create_task(self._look_for_final())
 
     async def _look_for_final(self) -> None:
         try:
-            self._watch.announce(await self._executor.read(rollout_ops.final_among, tuple(self._watch.ids)))
+            while self._unseen:  # news may come during a look, about what that look has passed
+                self._unseen = False
+                self._watch.announce(await self._executor.read(rollout_ops.final_among, tuple(self._watch.ids)))
         except LeydenError as error:  # the next look is soon
             log.warning("could not look for what other stores have finished: %s", error)
         finally:
             self._looking = None
 
-    async def _hand_back(self, given: Sequence[Lease]) -> None:
+    async def hand_back(self, given: Sequence[Lease]) -> None:
+        """What whoever claimed it will never hear of."""
         for lease in given:
-            with suppress(LeaseLost):  # ended meanwhile: nothing to hand back
+            try:
                 await self.release(lease.ref)
+            except LeaseLost:
+                pass  # ended meanwhile: nothing to hand back
+            except LeydenError as error:
+                log.warning("rollout %s could not be handed back, and waits for its lease to end: %s", lease.ref.rollout_id, error)
 
     # -- sweep ---------------------------------------------------------------------------------------------------------
 
     async def sweep(self, interval: float = SWEEP_INTERVAL) -> None:
         """Expire leases and deadlines, queue what is due. Time that no store lived through (this loop was stalled, the machine asleep, the
-        server away: more than two ``interval`` since the last sweep) counts for no lease and no attempt: nobody could hear their beats."""
-        stall = microseconds(2 * interval)
-        while await self._executor.write(self._sweep_once, stall):
-            pass
+        server away: twice as long as is usual between two sweeps) counts for no lease and no attempt: nobody could hear their beats."""
+        more = True
+        while more:
+            usual = max(interval, min(self._between_sweeps, SLOWEST_SWEEP))  # a store that is only slow does not stop the time
+            now, more = await self._executor.write(self._sweep_once, self._last_sweep, microseconds(2 * usual))
+            self._between_sweeps, self._last_sweep = (now - self._last_sweep) / 1e6, now
 
-    def _sweep_once(self, tx: Transaction, stall: int) -> bool:
-        last, self._last_sweep = self._last_sweep, tx.now
+    def _sweep_once(self, tx: Transaction, last: int | None, stall: int) -> tuple[int, bool]:
         if self._database.shared:
             last = lease_ops.exchange_swept_at(tx)
-        return lease_ops.sweep(tx, last, stall)
+        return tx.now, lease_ops.sweep(tx, last, stall)
 
     async def _sweep_forever(self, interval: float) -> None:
         while True:

@@ -117,10 +117,12 @@ class ClaimDesk:
             return frozenset()
         for waiter, leases in zip(chosen, claimed.answers, strict=True):
             waiter.asked = False
-            if waiter.replaced:
+            if waiter.gone or waiter.replaced:
+                # Whoever repeated it is given them, if there is still somebody.
+                repeated = waiter.replaced and (waiter.request.worker_id, waiter.request.request_id) in self._by_request
+                if leases and not repeated:
+                    self._start(self._hand_back(leases))
                 self._settle(waiter, [])
-            elif waiter.gone and leases:
-                self._start(self._hand_back(leases))
             elif leases or waiter.last_round:
                 self._settle(waiter, leases)
         return claimed.drained

@@ -37,10 +37,12 @@ class Call:
         self.request = request
         self.store = cast(SQLStore, request.app.state.store)
         self.path: dict[str, str] = request.path_params
+        self.size = 0  # bytes of the body, once it is read
 
     async def read(self, model: type[M]) -> M:
         """The body. Raises ``TooLarge``, or ``InvalidRequest`` that names the field."""
         body = await self.body(MAX_BODY)
+        self.size = len(body)
         return await self.store.intake.work(_parse, model, body) if len(body) > LARGE_BODY else _parse(model, body)
 
     def number(self, name: str) -> int:
@@ -119,10 +121,10 @@ def route(router: APIRouter, method: str, path: str) -> Callable[[Handler], Hand
         async def endpoint(request: Request) -> Response:
             call = Call(request)
             given = {}
-            if "body" in models:
-                given["body"] = await call.read(models["body"])
             if "query" in models:
                 given["query"] = call.query(models["query"])
+            if "body" in models:
+                given["body"] = await call.read(models["body"])
             return json_response(await handler(call, **given))
 
         described = Described(handler.__name__, summary, models.get("body"), models.get("query"), signature.return_annotation)

@@ -32,6 +32,16 @@ def test_a_second_opener_is_refused_by_name(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_a_second_opener_by_another_name_of_the_file_is_refused_too(tmp_path: Path) -> None:
+    async def check() -> None:
+        (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
+        async with await SQLStore.open(tmp_path / "a.db"):
+            with pytest.raises(UsageError, match=r"a\.db is already open in process \d+"):
+                await SQLStore.open(tmp_path / "link.db")
+
+    asyncio.run(check())
+
+
 def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     asyncio.run(open_and_close(path))
@@ -52,8 +62,10 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, content: str) -> Non
         path.write_bytes(b"hello" * 1000)
     else:
         path = tmp_path / "nowhere" / "x.db"
+    before = path.read_bytes() if path.exists() else None
     with pytest.raises(UsageError, match=str(path)):
         asyncio.run(open_and_close(path))
+    assert (path.read_bytes() if path.exists() else None) == before
 
 
 def test_a_file_that_another_program_writes_to_is_refused_and_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

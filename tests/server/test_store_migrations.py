@@ -117,9 +117,7 @@ def test_what_version_1_left_undone_goes_on(version_1: Path) -> None:
     async def check() -> None:
         async with open_kit("sqlite", version_1) as kit:
             config = RolloutConfig(max_attempts=2, retry_delay=0)
-            keyed = [
-                task({"n": n}, run_id="run-1", iteration=0, group="g", idempotency_key=f"key-{n}", config=config) for n in range(9)
-            ]
+            keyed = [task({"n": n}, run_id="run-1", iteration=0, group="g", idempotency_key=f"key-{n}", config=config) for n in range(9)]
             before = [rollout.id for rollout in await kit.store.list_rollouts()]
             assert [rollout.id for rollout in await kit.store.enqueue(keyed)] == before, "a client that repeats itself queues nothing twice"
             leases = await kit.store.claim("worker-2", 9)

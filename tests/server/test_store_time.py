@@ -8,8 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
 from storekit import SECOND, Kit, open_kit, run, task
 
+from leyden.errors import Unavailable
 from leyden.server.clock import MonotoneClock, SteadyClock
 from leyden.server.sqlstore import SQLStore
 from leyden.types import AttemptState, FailureKind, Rollout, RolloutConfig, RolloutState, Verdict
@@ -72,6 +75,54 @@ def test_a_stall_of_the_store_expires_no_lease_that_could_not_beat() -> None:
         assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.HELD]
         await kit.pass_time(11)
         assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.LOST]
+
+    run(check)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_store_that_is_slow_all_the_time_still_loses_leases(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task()])
+        (lease,) = await kit.store.claim("w", lease_seconds=10)
+        for _ in range(8):
+            kit.clock.advance(3)  # a sweep each 3 s instead of each second
+            await kit.sql.sweep()
+        assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.LOST]
+
+    run(check, kind)
+
+
+def test_a_beat_of_another_length_is_no_reason_to_forgive_more_at_the_next_start(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with open_kit("sqlite", tmp_path / "a.db") as kit:
+            await kit.store.enqueue([task(), task(delay=3000)])
+            (lease,) = await kit.store.claim("w", lease_seconds=60)
+            await kit.store.heartbeat("w", [lease.ref], 3600)
+            clock = kit.clock
+        async with open_kit("sqlite", tmp_path / "a.db", clock=clock) as kit:
+            await kit.pass_time(2)
+            assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.HELD]
+            assert len(await kit.store.list_rollouts(state=RolloutState.SCHEDULED)) == 1
+
+    asyncio.run(check())
+
+
+def test_a_sweep_that_could_not_be_committed_was_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task()])
+        (lease,) = await kit.store.claim("w", lease_seconds=5)
+        with monkeypatch.context() as full:
+
+            def fail(*args: object) -> None:
+                raise OperationalError("COMMIT", None, Exception("database or disk is full"))
+
+            full.setattr(Connection, "_commit_impl", fail)
+            for _ in range(20):
+                kit.clock.advance(1)
+                with pytest.raises(Unavailable):
+                    await kit.sql.sweep()
+        await kit.sql.sweep()
+        assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.HELD], "its beats were refused meanwhile, as all writes were"
 
     run(check)
 

@@ -9,13 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors
-from sqlalchemy.exc import DBAPIError
-from storekit import Kit, hold_writer, postgres_server, run, task
+from sqlalchemy.exc import DBAPIError, OperationalError
+from storekit import Kit, hold_writer, open_kit, postgres_server, run, task
 
 from leyden.errors import Busy, Unavailable
 from leyden.server import backlog, executor
 from leyden.server.backlog import Backlog, Job
 from leyden.server.operations import rollouts
+from leyden.server.postgres import PostgresDatabase
 from leyden.server.transaction import Transaction
 from leyden.types import NewRollout, Rollout
 
@@ -110,6 +111,50 @@ def test_connections_that_the_server_ends_cost_nothing_but_time() -> None:
         assert (await kit.store.count("r")).queued == 6
 
     run(check, "postgres")
+
+
+@pytest.mark.parametrize("door", ["open_writer", "open_reader"])
+def test_a_thread_that_cannot_connect_at_first_connects_later(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refused = getattr(PostgresDatabase, door), 0
+
+    def connect(self: PostgresDatabase) -> Any:
+        nonlocal refused
+        refused += 1
+        if refused <= 20:  # more than there are threads
+            raise DBAPIError("connect", None, psycopg.OperationalError("too many clients already"))
+        return real(self)
+
+    monkeypatch.setattr(PostgresDatabase, door, connect)
+
+    async def check(kit: Kit) -> None:
+        await asyncio.gather(*(kit.store.enqueue([task(n)]) for n in range(20)))
+        assert len(await kit.store.list_rollouts()) == 20
+
+    run(check, "postgres")
+
+
+def test_a_read_that_the_database_does_not_answer_is_told_as_a_write_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "PATIENCE", 0.2)
+
+    def fail(tx: Transaction) -> None:
+        raise OperationalError("statement", None, errors.AdminShutdown("x"))
+
+    async def check(kit: Kit) -> None:
+        with pytest.raises(Unavailable, match="could not read"):
+            await kit.sql._executor.read(fail)
+
+    run(check, "postgres")
+
+
+def test_a_store_that_closes_does_not_wait_for_a_database_that_is_away() -> None:
+    async def check() -> None:
+        async with open_kit("postgres") as kit:
+            writes = [asyncio.create_task(kit.sql._executor.write(Counted(*[errors.AdminShutdown("x")] * 100_000))) for _ in range(40)]
+            await asyncio.sleep(0)
+            await asyncio.wait_for(kit.sql.close(), 60)  # 40 of them, 8 at a time, would take 50 s one after the other
+            assert all(isinstance(result, Unavailable) for result in await asyncio.gather(*writes, return_exceptions=True))
+
+    asyncio.run(check())
 
 
 def test_a_beat_does_not_wait_behind_captured_data() -> None:

@@ -20,7 +20,11 @@ _IDS: dict[Table, tuple[str, ...]] = {spans: (), generations: ("prompt_token_ids
 
 
 def _insert(insert: Any) -> tuple[Any, Any]:
-    return insert(blobs).on_conflict_do_nothing(), insert(blob_uses).on_conflict_do_nothing()
+    use = insert(blob_uses)
+    # A use that is there already is written again, so that it is locked: a prune that is deleting it must not win unseen.
+    return insert(blobs).on_conflict_do_nothing(), use.on_conflict_do_update(
+        index_elements=[blob_uses.c.sha256, blob_uses.c.owner], set_={"owner": use.excluded.owner}
+    )
 
 
 _KEEP = {"sqlite": _insert(sqlite.insert), "postgresql": _insert(postgresql.insert)}

@@ -18,6 +18,7 @@ from leyden.server.transaction import Transaction
 from leyden.types import AttemptBinding, AttemptState, FailureKind, LeaseRef, Mode, RolloutState, Verdict
 
 DEFAULT_LEASE = 60.0  # seconds
+SET_BACK = microseconds(60)  # by less than this a transaction may lag behind another store's, which had waited for a lock
 SWEEP_LIMIT = 500  # rows of each kind in one sweep, so that a large one never holds the writer for long
 
 
@@ -61,7 +62,11 @@ _HELD = (  # locked in order: beats of two workers, or a beat and an ending, nev
     .order_by(leases.c.rollout_id)
     .with_for_update(key_share=True)
 )
-_EXTEND = update(leases).where(leases.c.rollout_id == bindparam("b_id")).values(expires_at=bindparam("b_expires_at"))
+_EXTEND = (
+    update(leases)
+    .where(leases.c.rollout_id == bindparam("b_id"))
+    .values(expires_at=bindparam("b_expires_at"), duration=bindparam("b_duration"))  # so their difference is when it was last heard of
+)
 _CANCELLED = select(attempts.c.rollout_id, attempts.c.token).where(
     attempts.c.rollout_id.in_(bindparam("ids", expanding=True)), attempts.c.state == AttemptState.CANCELLED.value
 )
@@ -80,7 +85,8 @@ def _extend(tx: Transaction, refs: Sequence[LeaseRef], lease_seconds: float | No
     held = {ref: durations[ref.rollout_id, ref.token] for ref in refs if (ref.rollout_id, ref.token) in durations}
     if held:
         given = None if lease_seconds is None else microseconds(lease_seconds)
-        tx.conn.execute(_EXTEND, [{"b_id": ref.rollout_id, "b_expires_at": tx.now + (given or own)} for ref, own in held.items()])
+        lasting = {ref.rollout_id: given or own for ref, own in held.items()}
+        tx.conn.execute(_EXTEND, [{"b_id": key, "b_expires_at": tx.now + n, "b_duration": n} for key, n in lasting.items()])
     if len(held) == len(refs):
         return [Verdict.HELD] * len(refs)
     cancelled = {(row.rollout_id, row.token) for row in tx.conn.execute(_CANCELLED, {"ids": ids})}
@@ -91,7 +97,12 @@ def _extend(tx: Transaction, refs: Sequence[LeaseRef], lease_seconds: float | No
 
 _IS_OVERDUE = or_(leases.c.expires_at <= bindparam("now"), leases.c.deadline_at <= bindparam("now"))
 _OVERDUE = select(leases.c.rollout_id).where(_IS_OVERDUE).limit(SWEEP_LIMIT)
-_STILL_OVERDUE = select(leases).where(_IS_OVERDUE, leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+_STILL_OVERDUE = (
+    select(leases)
+    .where(_IS_OVERDUE, leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+    .order_by(leases.c.rollout_id)
+    .with_for_update()  # a beat that was answered "held" is not passed over
+)
 _DUE = (
     select(rollouts)
     .where(rollouts.c.available_at <= bindparam("now"))  # only a scheduled one has such a time: naming the state leads planners astray
@@ -104,13 +115,14 @@ _DUE = (
 def sweep(tx: Transaction, last: int | None, stall: int) -> bool:
     """End what nobody keeps and what ran past its deadline, queue what is due. True if there may be more to do.
 
-    ``last``: when the last sweep was. If that is more than ``stall`` microseconds away, either way, no lease is judged by that time.
+    ``last``: when the last sweep was. If that is more than ``stall`` microseconds ago, or ahead as only a clock that was set can be, no
+    lease is judged by that time.
     """
-    if last is not None and abs(tx.now - last) > stall:
+    if last is not None and (tx.now - last > stall or last - tx.now > SET_BACK):
         forgive(tx, tx.now - last)
     found = tx.conn.execute(_OVERDUE, {"now": tx.now}).scalars().all()
     rows = rows_by_id(tx, sorted(found), lock=True)
-    overdue = list(tx.conn.execute(_STILL_OVERDUE, {"now": tx.now, "ids": list(rows)}))  # a beat may have come before the lock
+    overdue = list(tx.conn.execute(_STILL_OVERDUE, {"now": tx.now, "ids": list(rows)}))
     due = list(tx.conn.execute(_DUE, {"now": tx.now}))
     end(tx, [(rows[lease.rollout_id], _ending(lease)) for lease in overdue], [Move(row, RolloutState.QUEUED) for row in due])
     return len(found) == SWEEP_LIMIT or len(due) == SWEEP_LIMIT
@@ -139,7 +151,8 @@ _SWEPT_AT = meta.c.key == "swept_at"
 def exchange_swept_at(tx: Transaction) -> int | None:
     """Note a sweep of any of the stores on this database; returns when the last one was."""
     before: bytes | None = tx.conn.execute(select(meta.c.value).where(_SWEPT_AT).with_for_update()).scalar()
-    now = str(tx.now).encode()
+    latest = tx.now if before is None or int(before) - tx.now > SET_BACK else max(tx.now, int(before))
+    now = str(latest).encode()
     tx.conn.execute(insert(meta).values(key="swept_at", value=now) if before is None else update(meta).where(_SWEPT_AT).values(value=now))
     return None if before is None else int(before)
 

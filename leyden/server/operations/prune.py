@@ -105,13 +105,17 @@ def _delete_unnamed(tx: Transaction, before: int) -> Pruned:
     arrived = select(spans.c.seq, spans.c.trace_id).where(_unattached(before)).order_by(spans.c.received_at).limit(MAX_SPANS)
     old = tx.conn.execute(arrived.with_for_update(skip_locked=True)).all()
     seqs = [row.seq for row in old]
+    traces = sorted({row.trace_id for row in old})
+    for start in range(0, len(traces), CHUNK):  # a span that comes to one of these traces now waits for us, or we for it
+        uses = select(blob_uses.c.sha256).where(blob_uses.c.owner.in_(traces[start : start + CHUNK]))
+        tx.conn.execute(uses.order_by(blob_uses.c.sha256, blob_uses.c.owner).with_for_update()).all()
     for start in range(0, len(seqs), CHUNK):
         _delete(tx, spans, spans.c.seq.in_(seqs[start : start + CHUNK]))
     return Pruned(
         spans=len(seqs),
-        blobs=_delete_uses(tx, _gone(tx, sorted({row.trace_id for row in old}))),
+        blobs=_delete_uses(tx, _gone(tx, traces)),
         workers=_delete(tx, workers, _gone_worker(before)),
-        resources=_delete(tx, resources, _unnamed_resources(tx, before)),
+        resources=_delete_resources(tx, before),
         more=len(seqs) == MAX_SPANS,
     )
 
@@ -133,6 +137,14 @@ def _gone_worker(before: int) -> ColumnElement[bool]:
     """It said that it stopped, or was never heard of again, and holds nothing."""
     silent = or_(workers.c.stopped_at < before, workers.c.last_seen_at < before)
     return silent & ~exists().where(leases.c.worker_id == workers.c.id)
+
+
+def _delete_resources(tx: Transaction, before: int) -> int:
+    """Locked first, then looked at again: a rollout that is being queued for one of them holds it."""
+    unnamed = _unnamed_resources(tx, before)
+    locked = tx.conn.execute(select(resources.c.id).where(unnamed).with_for_update(skip_locked=True)).scalars().all()
+    parts = [locked[start : start + CHUNK] for start in range(0, len(locked), CHUNK)]
+    return sum(_delete(tx, resources, resources.c.id.in_(part), unnamed) for part in parts)
 
 
 def _unnamed_resources(tx: Transaction, before: int) -> ColumnElement[bool]:

@@ -162,7 +162,8 @@ def _by_key(tx: Transaction, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
 def _missing_resources(tx: Transaction, ids: set[str]) -> set[str]:
     if not ids:
         return set()
-    return ids - set(tx.conn.execute(select(resources.c.id).where(resources.c.id.in_(ids))).scalars())
+    named = select(resources.c.id).where(resources.c.id.in_(ids)).order_by(resources.c.id)
+    return ids - set(tx.conn.execute(named.with_for_update(read=True, key_share=True)).scalars())  # kept from a prune until we are done
 
 
 def get(tx: Transaction, rollout_id: str) -> Rollout:

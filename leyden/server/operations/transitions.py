@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Row, bindparam, select, update
 
-from leyden.errors import Conflict
+from leyden.errors import Conflict, NotFound
 from leyden.server import records
 from leyden.server.operations import counters
 from leyden.server.operations.counters import NONE, Bucket
@@ -123,6 +123,9 @@ def rows_by_id(tx: Transaction, ids: Sequence[str], lock: bool = False) -> dict[
 
 
 def rollouts_by_id(tx: Transaction, ids: Sequence[str]) -> list[Rollout]:
-    """As they are now, in the order of ``ids``, which must exist."""
+    """As they are now, in the order of ``ids``. Raises ``NotFound`` for one that is not there (any more)."""
     rows = rows_by_id(tx, ids)
+    missing = next((rollout_id for rollout_id in ids if rollout_id not in rows), None)
+    if missing is not None:
+        raise NotFound(f"rollout {missing} does not exist")
     return [records.rollout(rows[rollout_id]) for rollout_id in ids]

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from leyden.errors import LeaseLost
 from leyden.server import messages
 from leyden.server.wire import Call, route
 from leyden.types import AttemptBinding, Lease, Rollout, Verdict
@@ -26,9 +24,7 @@ async def claim(call: Call, body: messages.Claim) -> list[Lease]:
         if not leaving.done():
             return await claiming
         if claiming.done():
-            for lease in claiming.result():
-                with suppress(LeaseLost):  # ended meanwhile: nothing to hand back
-                    await call.store.release(lease.ref)
+            await call.store.hand_back(claiming.result())
         return []
     finally:
         claiming.cancel()

@@ -12,7 +12,9 @@ router = APIRouter()
 
 @route(router, "POST", "/v1/rollouts")
 async def enqueue(call: Call, body: messages.Enqueue) -> list[Rollout]:
-    return await call.store.enqueue(body.rollouts)
+    with call.store.intake.holding() as hold:  # it waits for the writer as it is: many large ones would fill the memory
+        hold(call.size)
+        return await call.store.enqueue(body.rollouts)
 
 
 @route(router, "POST", "/v1/rollouts/query")

@@ -80,9 +80,9 @@ class RolloutConfig(Record):
 class Episode(Record):
     """What makes a rollout replayable: the same class, spec and seed is the same task instance."""
 
-    environment_class_id: str | None = None
-    episode_spec_id: str | None = None  # equal for all K samples of one task and seed
-    episode_id: str | None = None  # spec + rollout
+    environment_class_id: str | None = Field(None, max_length=256)
+    episode_spec_id: str | None = Field(None, max_length=256)  # equal for all K samples of one task and seed
+    episode_id: str | None = Field(None, max_length=256)  # spec + rollout
     seed: int | None = None
 
 
@@ -99,7 +99,7 @@ class NewRollout(Record):
     resources_id: Id | None = None  # None: the latest version at the claim
     config: RolloutConfig = RolloutConfig()
     episode: Episode = Episode()
-    group: str | None = None
+    group: str | None = Field(None, max_length=256)  # as long as an index can hold, with every database
     metadata: dict[str, Any] = Field(default_factory=dict)
     idempotency_key: str | None = Field(None, max_length=256)
 

@@ -47,25 +47,28 @@ def run(args: Sequence[str], program: str | None = None) -> int:
     end = args.index("--") if "--" in args else len(args)
     debug = "--debug" in args[:end]
     rest = [*(arg for arg in args[:end] if arg != "--debug"), *args[end:]]
-    return reported(lambda: _dispatch(rest, debug, program), debug)
+    return reported(lambda: _dispatch(rest, debug, program), debug, "--json" in args[:end])
 
 
-def reported(body: Callable[[], int | None], debug: bool = False) -> int:
-    """Call ``body``; the exit status (its own, or 0). For scripts that want to fail as ``leyden`` does: two lines, no traceback."""
+def reported(body: Callable[[], int | None], debug: bool = False, as_json: bool = False) -> int:
+    """Call ``body``; the exit status (its own, or 0). For scripts that want to fail as ``leyden`` does: two lines, no traceback.
+
+    ``as_json``: stdout gets the error as well, in the shape that HTTP answers have.
+    """
     try:
         return body() or 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except LeydenError as error:
-        return _report(error, debug)
+        return _report(error, debug, as_json)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
-            return _report_bug(error, debug)
-        return _report(MissingExtra(module, EXTRAS[module]), debug)
+            return _report_bug(error, debug, as_json)
+        return _report(MissingExtra(module, EXTRAS[module]), debug, as_json)
     except Exception as error:
-        return _report_bug(error, debug)
+        return _report_bug(error, debug, as_json)
 
 
 def _dispatch(args: list[str], debug: bool, program: str | None) -> int:
@@ -99,10 +102,12 @@ def _call(verb: str, args: list[str], program: str, debug: bool) -> int:
     if debug and any("--debug" in parameter.opts for parameter in command.params):
         args = ["--debug", *args]  # it has processes of its own to tell
     try:
-        status = command.main(args, prog_name=program, standalone_mode=False)
+        status = command.main(args, prog_name=program, standalone_mode=False, help_option_names=["-h", "--help"])
     except TyperException as error:
-        message = " ".join(error.format_message().split()).rstrip(".")
-        raise UsageError(message[:1].lower() + message[1:], f"see {program} --help") from error
+        message, _, near = " ".join(error.format_message().split()).partition(" Did you mean ")
+        message = message[:1].lower() + message[1:].rstrip(".")
+        near = near.replace("'", "")
+        raise UsageError(message, f"did you mean {near}" if near else f"see {program} --help") from error
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
@@ -132,21 +137,30 @@ def _nearest(word: str) -> str:
     return f"did you mean leyden {near[0]}?" if near else "see leyden --help"
 
 
-def _report(error: LeydenError, debug: bool) -> int:
+def _report(error: LeydenError, debug: bool, as_json: bool) -> int:
     _print_traceback(debug)
+    _print_json(error, as_json)
     print(f"error: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)
     return error.exit_code
 
 
-def _report_bug(error: Exception, debug: bool) -> int:
+def _report_bug(error: Exception, debug: bool, as_json: bool) -> int:
     _print_traceback(debug)
     summary = " ".join(f"{type(error).__name__}: {error}".split())
+    _print_json(LeydenError(summary), as_json)
     print(f"error: {summary}", file=sys.stderr)
     if not debug:
         print("hint: this is not a failure that Leyden knows; see where with --debug", file=sys.stderr)
     return LeydenError.exit_code
+
+
+def _print_json(error: LeydenError, as_json: bool) -> None:
+    if as_json:
+        from leyden.cli.printing import print_json
+
+        print_json(**error.as_dict())
 
 
 def _print_traceback(debug: bool) -> None:

@@ -23,6 +23,8 @@ T = TypeVar("T")
 DEFAULT_STORE = "http://127.0.0.1:4747"
 FORMAT = 1
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])")
+LATEST = "@latest"
 
 StoreURL = Annotated[str, typer.Option("--store", envvar="LEYDEN_STORE", help="URL of the store.", metavar="URL")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -33,7 +35,7 @@ class ListsByDefault(TyperGroup):
     """``leyden rollouts --state failed`` is ``leyden rollouts list --state failed``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and (args[0] == "--help" or not args[0].startswith("-"))
+        named = bool(args) and (args[0] in ("-h", "--help") or not args[0].startswith("-"))
         return super().parse_args(ctx, args if named else ["list", *args])
 
 
@@ -101,7 +103,7 @@ def length(seconds: float) -> str:
 
 def duration(text: str) -> float:
     """``90s``, ``15m``, ``2h``, ``30d``, ``2w`` in seconds."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", text)
+    match = _DURATION.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is no duration", "write it as 90s, 15m, 2h, 30d or 2w")
     return float(match[1]) * UNITS[match[2]]
@@ -111,7 +113,7 @@ def instant(text: str | None) -> int | None:
     """A duration before now, or a local time as ISO 8601 has it, in microseconds."""
     if text is None:
         return None
-    if text[-1:] in UNITS:
+    if _DURATION.fullmatch(text):
         return round((time.time() - duration(text)) * 1e6)
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1e6)
@@ -120,9 +122,21 @@ def instant(text: str | None) -> int | None:
 
 
 async def find_rollout(store: StoreClient, prefix: str) -> str:
-    """The id that begins so. Raises ``NotFound``, or ``UsageError`` where several do."""
+    """The id that begins so, or of ``@latest``. Raises ``NotFound``, or ``UsageError`` where several do."""
+    hint = "see which there are: leyden rollouts"
+    if prefix == LATEST:
+        newest = await store.list_rollouts(newest_first=True, limit=1)
+        if not newest:
+            raise NotFound("there is no rollout yet", "queue some, or see that this is the right store: --store URL")
+        return newest[0].id
+    check_prefix(prefix, hint)
     found = [rollout.id for rollout in await store.list_rollouts(id_prefix=prefix, limit=4)]
-    return only_one("rollout", prefix, found, "see which there are: leyden rollouts")
+    return only_one("rollout", prefix, found, hint)
+
+
+def check_prefix(prefix: str, hint: str) -> None:
+    if re.fullmatch("[!-~]+", prefix) is None:
+        raise UsageError(f"{prefix!r} begins no id", hint)
 
 
 def only_one(what: str, prefix: str, found: Sequence[str], hint: str) -> str:

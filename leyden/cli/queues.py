@@ -28,15 +28,15 @@ def list_(store: StoreURL = DEFAULT_STORE, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def pause(name: Name, store: StoreURL = DEFAULT_STORE) -> None:
+def pause(name: Name, store: StoreURL = DEFAULT_STORE, as_json: AsJson = False) -> None:
     """Give nothing more of a queue out; what runs goes on."""
-    _set(store, name, paused=True)
+    _set(store, name, as_json, paused=True)
 
 
 @app.command()
-def resume(name: Name, store: StoreURL = DEFAULT_STORE) -> None:
+def resume(name: Name, store: StoreURL = DEFAULT_STORE, as_json: AsJson = False) -> None:
     """Give a paused queue out again."""
-    _set(store, name, paused=False)
+    _set(store, name, as_json, paused=False)
 
 
 @app.command()
@@ -44,15 +44,18 @@ def limit(
     name: Name,
     n: Annotated[str, typer.Argument(help="How many of its rollouts run at once, over all runners; none: as many as can.")],
     store: StoreURL = DEFAULT_STORE,
+    as_json: AsJson = False,
 ) -> None:
     """Limit how many rollouts of a queue run at once."""
     if n != "none" and not (n.isdecimal() and int(n) > 0):
         raise UsageError(f"{n!r} is no limit", f"for instance: leyden queues limit {name} 8, or: leyden queues limit {name} none")
-    _set(store, name, max_running=None if n == "none" else int(n))
+    _set(store, name, as_json, max_running=None if n == "none" else int(n))
 
 
-def _set(url: str, name: str, paused: bool | None = None, max_running: int | Unset | None = Unset.UNSET) -> None:
+def _set(url: str, name: str, as_json: bool, paused: bool | None = None, max_running: int | Unset | None = Unset.UNSET) -> None:
     queue = ask_store(url, lambda client: client.set_queue(name, paused, max_running))
+    if as_json:
+        return print_json(queue=queue.model_dump(mode="json"))
     most = "any number" if queue.max_running is None else f"at most {queue.max_running}"
     say(f"{queue.name} is {'paused' if queue.paused else 'open'}; {most} of it may run at once, {queue.counts.running} do")
 

@@ -18,8 +18,9 @@ def run(
 ) -> None:
     """Check a backup and make a new database of it. What is there is never replaced."""
     from leyden.server.backup import restore
+    from leyden.server.databases import shown
 
     restore(file, database, pg_restore)
     if as_json:
-        return print_json(database=database)
-    say(f"restored; start it with: store --database {database}")
+        return print_json(database=shown(database))
+    say(f"restored; start it with: store --database {shown(database)}")

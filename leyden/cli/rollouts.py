@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 
 PAGE = 1000
+NOTHING = "no rollout is like that"
 
 Run = Annotated[str | None, typer.Option("--run", help="Of this run.", metavar="RUN")]
 Iteration = Annotated[int | None, typer.Option(help="Of this iteration.")]
@@ -64,27 +65,35 @@ def list_(
     filters = {"run_id": run, "iteration": iteration, "mode": mode, "state": state, "queue": queue, "group": group, "failure": failure}
     filters |= {"created_from": instant(since), "created_to": instant(until), "newest_first": not oldest_first}
 
-    async def collect(client: StoreClient) -> tuple[list[Rollout], bool]:
-        found: list[Rollout] = []
-        async for rollout in _pages(client, filters):
-            if len(found) == limit and not all_:
-                return found, True
-            found.append(rollout)
-        return found, False
+    async def print_all(client: StoreClient) -> bool:
+        empty = True
+        async for page in _pages(client, filters, None):
+            _print(page)
+            empty = False
+        return empty
 
-    found, more = ask_store(store, collect)
+    async def collect(client: StoreClient) -> list[Rollout]:
+        return [rollout async for page in _pages(client, filters, None if all_ else limit + 1) for rollout in page]
+
+    if all_ and not as_json:
+        if ask_store(store, print_all):
+            say(NOTHING)
+        return
+    found = ask_store(store, collect)
+    more = not all_ and len(found) > limit
+    found = found[:limit] if more else found
     if as_json:
         return print_json(rollouts=[rollout.model_dump(mode="json") for rollout in found], more=more)
-    print_table(("id", "state", "tries", "mode", "run", "queued at", "took", "failure"), [_row(rollout) for rollout in found])
+    _print(found)
     if more:
         say(f"the first {limit}; see more with --limit N or --all")
     elif not found:
-        say("no rollout is like that")
+        say(NOTHING)
 
 
 @app.command()
 def show(
-    id_: Annotated[str, typer.Argument(help="A rollout's id, or how it begins.", metavar="ID")],
+    id_: Annotated[str, typer.Argument(help="A rollout's id, how it begins, or @latest.", metavar="ID")],
     store: StoreURL = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
@@ -192,12 +201,22 @@ def requeue(
     say(f"{len(queued)} rollouts are queued again")
 
 
-async def _pages(client: StoreClient, filters: dict[str, Any]) -> AsyncIterator[Rollout]:
+async def _pages(client: StoreClient, filters: dict[str, Any], most: int | None) -> AsyncIterator[list[Rollout]]:
+    """At most ``most`` rollouts; None: all."""
     after: str | None = None
-    while page := await client.list_rollouts(**filters, after=after, limit=PAGE):
-        for rollout in page:
-            yield rollout
+    while most is None or most > 0:
+        wanted = PAGE if most is None else min(PAGE, most)
+        page = await client.list_rollouts(**filters, after=after, limit=wanted)
+        if page:
+            yield page
+        if len(page) < wanted:
+            return
         after = page[-1].id
+        most = None if most is None else most - len(page)
+
+
+def _print(found: Sequence[Rollout]) -> None:
+    print_table(("id", "state", "tries", "mode", "run", "queued at", "took", "failure"), [_row(rollout) for rollout in found])
 
 
 def _row(rollout: Rollout) -> tuple[Any, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
@@ -34,7 +36,7 @@ def run(
     answer = ask(database, statement, limit, duration(time))
     rows = [tuple(map(_plain, row)) for row in answer.rows]
     if as_json:
-        print_json(columns=answer.columns, rows=rows, more=answer.more)
+        print_json(columns=answer.columns, rows=[tuple(map(_finite, row)) for row in rows], more=answer.more)
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(answer.columns)
@@ -43,6 +45,15 @@ def run(
         print_table(answer.columns, rows)
     if answer.more:
         say(f"the first {limit} rows; see more with --limit N")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither infinity nor what is no number."""
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float | Decimal) and not math.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leyden.cli.printing import (
     DEFAULT_STORE,
+    LATEST,
     AsJson,
     ListsByDefault,
     StoreURL,
     ask_store,
+    check_prefix,
     find_rollout,
     instant,
     length,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=ListsByDefault, add_completion=False, rich_markup_mode=None, help="List traces, and show one as a tree.")
 
 PAGE = 1000
+NOTHING = "no trace is like that"
 
 
 @app.command("list")
@@ -51,35 +54,51 @@ def list_(
         return _print_rejected(ask_store(store, lambda client: client.list_rejections()), as_json)
     start, end = instant(since), instant(until)
 
-    async def collect(client: StoreClient) -> tuple[list[Trace], bool]:
+    async def pages(client: StoreClient) -> AsyncIterator[list[Trace]]:
         from leyden.server.queries import TraceQuery
 
         of_rollout = None if rollout is None else await find_rollout(client, rollout)
-        found: list[Trace] = []
-        while True:
-            wanted = PAGE if all_ else min(PAGE, limit + 1 - len(found))
-            query = TraceQuery(
-                rollout_id=of_rollout, received_from=start, received_to=end, after=found[-1].trace_id if found else None, limit=wanted
-            )
+        query = TraceQuery(rollout_id=of_rollout, received_from=start, received_to=end)
+        left = None if all_ else limit + 1
+        while left is None or left > 0:
+            query = query.model_copy(update={"limit": PAGE if left is None else min(PAGE, left)})
             page = await client.list_traces(query)
-            found += page
-            if len(page) < wanted or (len(found) > limit and not all_):
-                return (found, False) if all_ else (found[:limit], len(found) > limit)
+            if page:
+                yield page
+            if len(page) < query.limit:
+                return
+            query = query.model_copy(update={"after": page[-1].trace_id})
+            left = None if left is None else left - len(page)
 
-    found, more = ask_store(store, collect)
+    async def print_all(client: StoreClient) -> bool:
+        empty = True
+        async for page in pages(client):
+            _print(page)
+            empty = False
+        return empty
+
+    async def collect(client: StoreClient) -> list[Trace]:
+        return [trace async for page in pages(client) for trace in page]
+
+    if all_ and not as_json:
+        if ask_store(store, print_all):
+            say(NOTHING)
+        return
+    found = ask_store(store, collect)
+    more = not all_ and len(found) > limit
+    found = found[:limit] if more else found
     if as_json:
         return print_json(traces=[trace.model_dump(mode="json") for trace in found], more=more)
-    columns = ("trace", "name", "rollout", "began", "took", "spans", "errors", "tokens in", "out")
-    print_table(columns, [_row(trace) for trace in found])
+    _print(found)
     if more:
         say(f"the first {limit}; see more with --limit N or --all")
     elif not found:
-        say("no trace is like that")
+        say(NOTHING)
 
 
 @app.command()
 def show(
-    id_: Annotated[str, typer.Argument(help="A trace's id or a rollout's, or how it begins.", metavar="ID")],
+    id_: Annotated[str, typer.Argument(help="A trace's id or a rollout's, how it begins, or @latest.", metavar="ID")],
     store: StoreURL = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
@@ -98,15 +117,23 @@ def show(
 async def _spans(client: StoreClient, prefix: str) -> list[Span]:
     from leyden.server.queries import SpanQuery, TraceQuery
 
-    traces = await client.list_traces(TraceQuery(id_prefix=prefix, limit=4))
+    hint = "see which there are: leyden traces"
+    if prefix == LATEST:
+        traces = await client.list_traces(TraceQuery(limit=1))
+        if not traces:
+            raise NotFound("there is no trace yet", hint)
+        prefix = traces[0].trace_id
+    else:
+        check_prefix(prefix, hint)
+        traces = await client.list_traces(TraceQuery(id_prefix=prefix, limit=4))
     if traces:
-        trace_id = only_one("trace", prefix, [trace.trace_id for trace in traces], "see which there are: leyden traces")
+        trace_id = only_one("trace", prefix, [trace.trace_id for trace in traces], hint)
         query = SpanQuery(trace_id=trace_id, limit=PAGE)
     else:
         try:
             query = SpanQuery(rollout_id=await find_rollout(client, prefix), limit=PAGE)
         except NotFound as error:
-            raise NotFound(f"no trace or rollout {prefix}", "see which there are: leyden traces") from error
+            raise NotFound(f"no trace or rollout {prefix}", hint) from error
     found: list[Span] = []
     while page := await client.query_spans(query):
         found += page
@@ -140,6 +167,11 @@ def _describe(span: Span) -> str:
     if span.status == "error":
         parts.append(f"ERROR {span.status_message or span.error_type or ''}".rstrip())
     return "  ".join(" ".join(part.split()) for part in parts)
+
+
+def _print(found: Sequence[Trace]) -> None:
+    columns = ("trace", "name", "rollout", "began", "took", "spans", "errors", "tokens in", "out")
+    print_table(columns, [_row(trace) for trace in found])
 
 
 def _row(trace: Trace) -> tuple[object, ...]:

@@ -8,15 +8,37 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leyden.errors import EXTRAS, LeydenError, MissingExtra, Unavailable, UsageError
-from leyden.server.sqlguard import VIEWS_HINT, check_query
+from leyden.server.databases import is_url, parameters, parse_url
+from leyden.server.sqlguard import VIEWS_HINT, check_file_query, check_query
+
+if TYPE_CHECKING:
+    import psycopg
 
 SECONDS = 30.0  # a query may take: a reader that stays on keeps a SQLite log from being folded in, and dead rows in PostgreSQL
 BUSY_TIMEOUT_MS = 5000
 MAX_VALUE = 64 << 20  # bytes of one value
 _TABLE_FUNCTIONS = frozenset({"json_each", "json_tree"})
+_FUNCTIONS = """
+    avg count group_concat json_group_array json_group_object max min string_agg sum total
+    cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number
+
+    abs acos asin atan atan2 ceil ceiling cos degrees exp floor ln log log10 log2 mod pi pow power radians random round sign sin sqrt tan
+    trunc
+
+    char concat concat_ws format glob hex instr length like lower ltrim octet_length printf quote replace rtrim substr substring trim
+    unhex unicode upper
+
+    coalesce ifnull iif nullif typeof
+
+    -> ->> json json_array json_array_length json_each json_extract json_object json_patch json_pretty json_quote json_tree json_type
+    json_valid
+
+    current_date current_time current_timestamp date datetime julianday strftime time timediff unixepoch
+"""
+_CALLABLE = frozenset(_FUNCTIONS.split())
 _CHECK_EVERY = 10_000  # steps of SQLite's machine
 
 
@@ -35,7 +57,7 @@ def ask(database: str, statement: str, limit: int, seconds: float = SECONDS) -> 
     Raises ``UsageError`` for what is no query, reads anything but the views, or takes longer than ``seconds``; ``Unavailable`` for a
     database that cannot be reached.
     """
-    if "://" in database:
+    if is_url(database):
         return _ask_postgres(database, statement, limit, seconds)
     return _ask_file(Path(database), statement, limit, seconds)
 
@@ -62,10 +84,10 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 @dataclass
 class _Authorizer:
-    """Lets a statement read what the views read, through a view.
+    """Lets a statement read what the views read, through a view, and call functions that compute.
 
-    SQLite tells the innermost view a read is for, but by name: ``WITH v_rollouts AS (SELECT …)`` looks like one. So only the very columns
-    that the views show are readable at all.
+    SQLite tells the innermost view a read is for, but by name, and of what is only counted not even that: ``check_file_query`` sees to
+    these. Only the very columns that the views show are readable at all.
     """
 
     views: frozenset[str]
@@ -77,8 +99,10 @@ class _Authorizer:
     def __call__(self, action: int, first: str | None, second: str | None, database: str | None, inner: str | None) -> int:
         if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE):
             return sqlite3.SQLITE_OK
-        if action == sqlite3.SQLITE_FUNCTION and second != "load_extension":
-            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_FUNCTION and second is not None:
+            if second.lower() in _CALLABLE:
+                return sqlite3.SQLITE_OK
+            self.refused = self.refused or f"the function {second} is not let through"
         if action == sqlite3.SQLITE_READ and first is not None:
             if self.learning:
                 self.readable.add((first, second or ""))
@@ -96,6 +120,7 @@ class _Authorizer:
 
 
 def _ask_file(path: Path, statement: str, limit: int, seconds: float) -> Answer:
+    check_file_query(statement)
     with closing(open_file(path)) as conn:
         conn.execute("PRAGMA query_only = ON").close()
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
@@ -140,16 +165,14 @@ def _sqlite_error(error: sqlite3.Error | sqlite3.Warning, authorizer: _Authorize
 
 
 def _ask_postgres(url: str, statement: str, limit: int, seconds: float) -> Answer:
-    try:
-        import psycopg
-    except ModuleNotFoundError as error:
-        raise MissingExtra("psycopg", EXTRAS["psycopg"]) from error
-
     query = check_query(statement)
-    try:
-        conn = psycopg.connect(url, connect_timeout=10, application_name="leyden-sql")
-    except psycopg.Error as error:
-        raise Unavailable(f"the database cannot be reached: {_one_line(error)}", "see that PostgreSQL runs and the URL is right") from error
+    conn = connect(url)
+
+    import psycopg
+    from psycopg.types.string import TextLoader
+
+    for name in ("date", "timestamp", "timestamptz", "interval"):  # there are more of them than Python has: infinity, years of 5 digits
+        conn.adapters.register_loader(name, TextLoader)
     try:
         with closing(conn), conn.cursor() as cursor:
             conn.read_only = True
@@ -165,6 +188,22 @@ def _ask_postgres(url: str, statement: str, limit: int, seconds: float) -> Answe
     except psycopg.Error as error:
         raise UsageError(_one_line(error), VIEWS_HINT) from error
     return Answer(columns, rows[:limit], len(rows) > limit)
+
+
+def connect(url: str) -> psycopg.Connection:
+    """Raises ``UsageError`` for what is no URL of PostgreSQL, ``Unavailable`` if it does not answer."""
+    place = parameters(parse_url(url))
+    try:
+        import psycopg
+    except ModuleNotFoundError as error:
+        raise MissingExtra("psycopg", EXTRAS["psycopg"]) from error
+    settings = {"connect_timeout": "10", "application_name": "leyden", **place, "client_encoding": "utf8"}
+    try:
+        return psycopg.connect(**settings)  # type: ignore[arg-type]
+    except psycopg.ProgrammingError as error:
+        raise UsageError(f"the URL of the database is not understood: {_one_line(error)}", "leave out what follows the ?") from error
+    except psycopg.Error as error:
+        raise Unavailable(f"the database cannot be reached: {_one_line(error)}", "see that PostgreSQL runs and the URL is right") from error
 
 
 def _number(value: Any) -> Any:

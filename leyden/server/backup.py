@@ -11,16 +11,19 @@ import re
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
-
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from leyden.errors import Conflict, DiskError, NotFound, Unavailable, UsageError
-from leyden.server.adhoc import open_file
+from leyden.server.adhoc import connect, open_file
+from leyden.server.databases import is_url, parameters, parse_url, shown
 from leyden.server.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import psycopg
 
 _DUMP_BEGINS = b"PGDMP"
 
@@ -32,17 +35,13 @@ def backup(database: str, target: Path, pg_dump: str | None = None) -> int:
     """
     if target.exists():
         raise Conflict(f"{target} exists", "a backup never replaces a file: choose another name, or remove it")
-    partial = _partial(target)
-    try:
-        if "://" in database:
-            arguments, environment = _connection(database)
-            _run(_program("pg_dump", pg_dump), ["--format=custom", f"--file={partial}", *arguments], environment)
+    with _partial(target) as partial:
+        if is_url(database):
+            _dump(database, partial, pg_dump)
         else:
             _copy_snapshot(Path(database), partial)
             check_file(partial)
         _settle(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
     return target.stat().st_size
 
 
@@ -55,7 +54,7 @@ def restore(source: Path, database: str, pg_restore: str | None = None) -> None:
     if not source.is_file():
         raise NotFound(f"there is no file {source}", "make one with: leyden backup FILE")
     of_postgres = _begins_with(source, _DUMP_BEGINS)
-    if of_postgres != ("://" in database):
+    if of_postgres != is_url(database):
         kind, place = ("PostgreSQL", "--database postgresql://…") if of_postgres else ("a SQLite file", "--database FILE")
         raise UsageError(f"{source} is a backup of {kind}", f"restore it with {place}")
     if of_postgres:
@@ -80,7 +79,7 @@ def check_file(path: Path) -> None:
     _check_version(path, version)
 
 
-def _check_version(path: Path, version: int) -> None:
+def _check_version(path: Path | str, version: int) -> None:
     if version > SCHEMA_VERSION:
         raise UsageError(
             f"{path} was written by a newer Leyden (schema {version}; this one knows {SCHEMA_VERSION})", "pip install -U leyden"
@@ -103,19 +102,24 @@ def _restore_file(source: Path, target: Path) -> None:
     if taken is not None:
         raise Conflict(f"{taken} exists", "a restore never replaces a database: choose another name")
     check_file(source)
-    partial = _partial(target)
-    try:
+    with _partial(target) as partial:
         shutil.copyfile(source, partial)
         check_file(partial)
         _settle(partial, target)
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """An empty file beside ``target``, for its owner alone and for this while."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)  # of a process of that number which was killed
+    try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        yield partial
     except OSError as error:
         raise DiskError(f"{target} could not be written: {error.strerror}", f"see that {target.parent} has room for it") from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _partial(target: Path) -> Path:
-    return target.with_name(f"{target.name}.{os.getpid()}.partial")
 
 
 def _settle(partial: Path, target: Path) -> None:
@@ -143,39 +147,99 @@ def _begins_with(path: Path, magic: bytes) -> bool:
 # -- PostgreSQL --------------------------------------------------------------------------------------------------------
 
 
+def _dump(database: str, partial: Path, pg_dump: str | None) -> None:
+    program = _program("pg_dump", pg_dump)
+    with closing(connect(database)) as conn:
+        schema, version = _store_in(conn)
+    if schema is None or version is None:
+        raise UsageError(f"{shown(database)} holds no store", "name the store's database, and its schema: ?options=-csearch_path%3DSCHEMA")
+    _check_version(shown(database), version)
+    place, environment = _connection(database)
+    _run(program, ["--format=custom", f"--file={partial}", f"--schema={_quoted(schema)}", f"--dbname={place}"], environment)
+
+
 def _restore_dump(source: Path, database: str, pg_restore: str | None) -> None:
     program = _program("pg_restore", pg_restore)
-    version = _version_of_dump(_run(program, ["--data-only", "--table=meta", "--file=-", str(source)], {}))
-    if version is None:
+    versions = _stores_of_dump(_run(program, ["--data-only", "--table=meta", "--file=-", str(source)], {}))
+    if not versions:
         raise UsageError(f"{source} is not a backup of a store", "make one with: leyden backup FILE --database postgresql://…")
-    _check_version(source, version)
-    (place, *_), environment = _connection(database)
-    # In one transaction, and nothing is dropped: a database that holds a store already fails at its first table.
-    _run(program, ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges", place, str(source)], environment)
+    with closing(connect(database)) as conn:
+        schema, exists = _schema_of(conn)
+        if schema not in versions:
+            (first, *_) = sorted(versions)
+            raise UsageError(
+                f"{source} is of the schema {first}, and {shown(database)} means the schema {schema}",
+                f"make the schema {first} there and add ?options=-csearch_path%3D{quote(first)} to the URL",
+            )
+        _check_version(source, versions[schema])
+        taken = conn.execute(_RELATIONS, (schema,)).fetchone()
+    if taken is not None:
+        raise Conflict(f"the schema {schema} of {shown(database)} is not empty: it has {taken[0]}", "restore into an empty database")
+    place, environment = _connection(database)
+    # In one transaction, and nothing is dropped. With --schema the schema itself is left out: it is there.
+    only = [f"--schema={schema}"] if exists else []
+    arguments = ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges", *only, f"--dbname={place}", str(source)]
+    _run(program, arguments, environment)
+    with closing(connect(database)) as conn:
+        if _store_in(conn) != (schema, versions[schema]):
+            raise Unavailable(f"{source} was restored, but {shown(database)} does not show it", "see which schemas its search_path names")
 
 
-def _version_of_dump(data: str) -> int | None:
-    found = re.search(r"^schema_version\t\\\\x([0-9a-f]+)$", data, re.MULTILINE)
-    return int(bytes.fromhex(found[1])) if found else None
+_RELATIONS = """
+    SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = %s
+    AND NOT EXISTS (SELECT FROM pg_depend WHERE objid = pg_class.oid AND deptype = 'e') LIMIT 1
+"""
 
 
-def _connection(database: str) -> tuple[list[str], Mapping[str, str]]:
-    """Arguments that say where, and the password in the environment: arguments are there for everybody to see."""
-    try:
-        url = make_url(database)
-    except ArgumentError as error:
-        raise UsageError(f"{database!r} is not the URL of a database", "write it as postgresql://USER:PASSWORD@HOST:5432/NAME") from error
-    schema = _schema(url)
-    place = url.set(drivername="postgresql", password=None).render_as_string()
-    environment = {} if url.password is None else {"PGPASSWORD": str(url.password)}
-    return [f"--dbname={place}", *([f"--schema={schema}"] if schema else [])], environment
+def _schema_of(conn: psycopg.Connection) -> tuple[str, bool]:
+    """The schema a store there would use, and whether it exists; if none of them does, the one that is named first."""
+    row = conn.execute("SELECT current_schema(), current_setting('search_path')").fetchone()
+    assert row is not None
+    schema, path = row
+    if schema is not None:
+        return schema, True
+    return path.split(",")[0].strip().strip('"'), False
 
 
-def _schema(url: URL) -> str | None:
-    """The one that the URL's search_path names first."""
-    options = url.query.get("options", "")
-    _, named, path = str(options).replace(" ", "").partition("search_path=")
-    return path.split(",")[0].split("-c")[0] if named else None
+def _store_in(conn: psycopg.Connection) -> tuple[str | None, int | None]:
+    """The schema where the store's tables lie, and their version; None without one."""
+    tables = conn.execute("SELECT to_regclass('meta'), to_regclass('rollouts'), current_schema()").fetchone()
+    assert tables is not None
+    if None in tables:
+        return None, None
+    row = conn.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() if _is_ours(conn) else None
+    return tables[2], None if row is None else int(row[0])
+
+
+def _is_ours(conn: psycopg.Connection) -> bool:
+    columns = conn.execute("SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('meta') AND attnum > 0").fetchall()
+    return {("key",), ("value",)} <= set(columns)
+
+
+def _stores_of_dump(data: str) -> dict[str, int]:
+    """The versions of the stores in it, by schema."""
+    found: dict[str, int] = {}
+    schema = ""
+    for line in data.splitlines():
+        if begins := re.match(r'COPY ("(?:[^"]|"")+"|[^".]+)\.meta \(', line):
+            schema = begins[1][1:-1].replace('""', '"') if begins[1].startswith('"') else begins[1]
+        elif row := re.fullmatch(r"schema_version\t\\\\x([0-9a-f]+)", line):
+            found[schema] = int(bytes.fromhex(row[1]))
+    return found
+
+
+def _connection(database: str) -> tuple[str, Mapping[str, str]]:
+    """What says where, and the password for the environment: arguments are there for everybody to see."""
+    from psycopg.conninfo import make_conninfo
+
+    given = parameters(parse_url(database))
+    password = given.pop("password", None)
+    return make_conninfo(**given), {} if password is None else {"PGPASSWORD": password}
+
+
+def _quoted(name: str) -> str:
+    """As a pattern of pg_dump's, which matches that name alone."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _program(name: str, given: str | None) -> str:

@@ -18,10 +18,12 @@ _REPLACEMENT = "\ufffd"
 
 # Sought in lower-cased bytes; patterns that begin with plain letters are found at 2 GB/s, a hundred times as fast as others (measured).
 _SECRETS = (
-    re.compile(rb'"(?:authorization|proxy-authorization|x-api-key|api[_-]?key)":"(?P<secret>(?:[^"\\]|\\.)*)"'),
+    # Of any name that ends so (http.request.header.authorization, x-api-key): a text, or a list of texts.
+    re.compile(rb'authorization":(\[)?"(?P<secret>(?:[^"\\]|\\.)*(?(1)(?:","(?:[^"\\]|\\.)*)*))"'),
+    re.compile(rb'api[_-]?key":(\[)?"(?P<secret>(?:[^"\\]|\\.)*(?(1)(?:","(?:[^"\\]|\\.)*)*))"'),
     # The same in JSON that is itself text in JSON, as tracers write what they saw.
-    re.compile(rb'authorization\\"\s{0,2}:\s{0,2}\\"(?P<secret>[^"\\]+)'),
-    re.compile(rb'api[_-]?key\\"\s{0,2}:\s{0,2}\\"(?P<secret>[^"\\]+)'),
+    re.compile(rb'authorization\\"\s{0,2}:\s{0,2}\[?\s{0,2}\\"(?P<secret>[^"\\]+)'),
+    re.compile(rb'api[_-]?key\\"\s{0,2}:\s{0,2}\[?\s{0,2}\\"(?P<secret>[^"\\]+)'),
     # With a digit somewhere: "the bearer documents" is no secret.
     re.compile(rb"bearer (?=[a-z._~+/=-]*\d)(?=(?P<secret>[a-z0-9._~+/=-]{16,}))"),
     re.compile(rb"(?P<secret>sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*\d)[a-z0-9_-]{20,})"),
@@ -83,10 +85,12 @@ def redact(data: bytes) -> bytes:
     return b"".join([*parts, data[done:]])
 
 
-def redact_text(text: str | None) -> str | None:
-    if text is None:
-        return None
-    return redact(clean_text(text).encode()).decode()
+def redact_text(text: str) -> str:
+    """The same for text that stands alone, and perhaps is JSON itself; cleaned too."""
+    text = clean_text(text)
+    encoded = encode(text)
+    redacted = redact(encoded)
+    return text if redacted is encoded else str(decode(redacted))
 
 
 def pack_ids(ids: Sequence[int] | None) -> bytes | None:

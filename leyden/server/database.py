@@ -7,6 +7,8 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
+READ_SECONDS = 12.0  # for one question: less than a client waits for its answer
+
 
 @dataclass(frozen=True)
 class Start:
@@ -57,6 +59,14 @@ class Database(Protocol):
 
     def leave(self, conn: Connection) -> None:
         """End whatever a failed commit left open, so that the connection can be used again."""
+        ...
+
+    def took_too_long(self, error: Exception) -> bool:
+        """Whether a read was stopped at its deadline, or by ``stop_reading``."""
+        ...
+
+    def stop_reading(self) -> None:
+        """Let the reads that are under way end soon, whatever they are at."""
         ...
 
     def describe(self, error: Exception) -> str:

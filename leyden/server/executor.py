@@ -108,6 +108,7 @@ class Executor:
         self._backlog.close()
         for writer in self._writers:
             await self._loop.run_in_executor(None, writer.join)
+        await self._loop.run_in_executor(None, self._database.stop_reading)
         await self._loop.run_in_executor(None, self._readers.shutdown)
         for conn in self._connections:
             conn.close()
@@ -116,9 +117,16 @@ class Executor:
     # -- the reader threads --------------------------------------------------------------------------------------------
 
     def _read(self, operation: Callable[..., T], args: tuple[Any, ...]) -> T:
+        if self._closed:  # it waited for a thread until now
+            raise Unavailable("the store is closed")
         try:
             return self._until_settled(lambda: self._read_once(operation, args))
         except OperationalError as error:
+            if self._database.took_too_long(error):
+                if self._closed:
+                    raise Unavailable("the store is closed") from error
+                hint = "ask for less: a rollout, a trace, a shorter time, a smaller limit"
+                raise Unavailable("the question takes too long", hint) from error
             raise self._unavailable("read", error) from error
 
     def _read_once(self, operation: Callable[..., T], args: tuple[Any, ...]) -> T:

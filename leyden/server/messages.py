@@ -111,7 +111,7 @@ class OfRollouts(Record):
 class AddResources(Record):
     resources: dict[str, Resource]
     lease_seconds: float | None = None
-    idempotency_key: str | None = None
+    idempotency_key: str | None = Field(None, max_length=256)
 
 
 class Keep(Record):
@@ -124,10 +124,10 @@ class Resolve(Record):
 
 class RegisterWorker(Record):
     worker_id: Id
-    name: str
+    name: str = Field(max_length=256)
     capacity: int
     pid: int | None = None
-    host: str | None = None
+    host: str | None = Field(None, max_length=256)
 
 
 class StartRun(Record):

@@ -1,13 +1,15 @@
 """What spans say about calls of models and tools, read out of the names their instrumentations use.
 
 Sources, by their names in 2026: OpenTelemetry's gen_ai conventions with the names they had before, OpenInference, OpenLLMetry (Traceloop),
-and the OpenAI Agents SDK's own export. The attributes are stored untouched beside it: a better normaliser can read them again.
+and the OpenAI Agents SDK's own export. The attributes are stored beside it: a better normaliser can read them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from leyden.server.codec import redact_text
 
 NORMALIZER = 1  # the version, kept with each row: raise it with every change of what is read
 MAX_TEXT = 256  # characters: these columns are for filters, whatever stands in the attributes
@@ -97,7 +99,7 @@ def _first(attributes: Mapping[str, Any], names: tuple[str, ...], read: Callable
 def _text(value: Any) -> str | None:
     if isinstance(value, list) and value:
         value = value[0]
-    return value[:MAX_TEXT] if isinstance(value, str) and value else None
+    return redact_text(value)[:MAX_TEXT] if isinstance(value, str) and value else None
 
 
 def _count(value: Any) -> int | None:

@@ -85,6 +85,13 @@ def piece_keys(packed: bytes) -> Iterator[bytes]:
     return (part for is_piece, part in _parts(packed) if is_piece)
 
 
+def unpacked_size(data: bytes) -> int:
+    """Of a value, packed or not, without its pieces: those are of one size."""
+    if not data.startswith(MARK):
+        return len(data)
+    return sum(PIECE if is_piece else len(part) for is_piece, part in _parts(data))
+
+
 def plain_json(data: bytes, pieces: Mapping[bytes, bytes]) -> bytes:
     return unpack(data, pieces) if is_packed_json(data) else data
 

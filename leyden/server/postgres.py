@@ -7,17 +7,20 @@ itself lets commits that come together share a flush. The time is the database's
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, create_engine, func, insert, inspect, make_url, select, text, update
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import Connection, Engine, create_engine, event, func, insert, inspect, select, text, update
 from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from leyden.errors import Unavailable, UsageError
 from leyden.server import migrations, schema
-from leyden.server.database import Start
+from leyden.server.database import READ_SECONDS, Start
+from leyden.server.databases import parameters, parse_url, shown
 
 CONNECT_SECONDS = 10
 # A store that hangs must not hold others up for long: it loses its locks with its connection.
@@ -54,10 +57,14 @@ class PostgresDatabase:
     shared = True
 
     def __init__(self, url: str) -> None:
-        self.url = _parse(url)
-        self.label = self.url.render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
+        self.url = parse_url(url).set(drivername="postgresql+psycopg")
+        self.label = shown(url)
         self._engine = self._make_engine("READ COMMITTED", default_transaction_read_only="off")
-        self._reading = self._make_engine("REPEATABLE READ", default_transaction_read_only="on")  # one snapshot for all of a question
+        self._reading = self._make_engine(  # one snapshot for all of a question
+            "REPEATABLE READ", default_transaction_read_only="on", statement_timeout=f"{READ_SECONDS:g}s"
+        )
+        self._readers: list[psycopg.Connection[Any]] = []
+        event.listen(self._reading, "connect", self._note_reader)
         self._base = 0  # added to transaction ids, which begin anew in a database that was restored elsewhere
         self.schema_name = ""
         try:
@@ -70,7 +77,7 @@ class PostgresDatabase:
     @property
     def conninfo(self) -> str:
         """For libpq, password included."""
-        return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return make_conninfo(**parameters(self.url))
 
     def open_writer(self) -> Connection:
         return self._engine.connect()
@@ -102,6 +109,17 @@ class PostgresDatabase:
 
     def leave(self, conn: Connection) -> None:
         pass  # SQLAlchemy has rolled back, or given the connection up and makes a new one
+
+    def took_too_long(self, error: Exception) -> bool:
+        return isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.errors.QueryCanceled)
+
+    def stop_reading(self) -> None:
+        for reader in self._readers:
+            with suppress(psycopg.Error):  # the server is away: then the read has failed already
+                reader.cancel_safe(timeout=CONNECT_SECONDS)
+
+    def _note_reader(self, reader: psycopg.Connection[Any], _: Any) -> None:
+        self._readers = [*(known for known in self._readers if not known.closed), reader]
 
     def describe(self, error: Exception) -> str:
         cause = error.orig if isinstance(error, DBAPIError) else error
@@ -164,14 +182,6 @@ class PostgresDatabase:
             base = latest - next_id + 1
         _put(conn, "revision_base", base)
         return base
-
-
-def _parse(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:  # the latter for a port that is no number
-        raise UsageError(f"{url!r} is not the URL of a database", "write it as postgresql://USER:PASSWORD@HOST:5432/NAME") from error
-    return parsed.set(drivername="postgresql+psycopg")
 
 
 def _put(conn: Connection, key: str, value: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from leyden.server.codec import redact_text
+
 MAX_EXAMPLE = 200  # characters
 
 
@@ -15,7 +17,7 @@ class Rejected:
     reasons: dict[str, tuple[int, str]] = field(default_factory=dict)  # how often, and the first example
 
     def add(self, reason: str, example: str, n: int = 1) -> None:
-        before, first = self.reasons.get(reason, (0, example[:MAX_EXAMPLE]))
+        before, first = self.reasons.get(reason) or (0, redact_text(example)[:MAX_EXAMPLE])
         self.reasons[reason] = (before + n, first)
 
     def merge(self, others: Iterable[Rejected]) -> Rejected:

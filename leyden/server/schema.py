@@ -199,6 +199,7 @@ spans = Table(
     UniqueConstraint("trace_id", "span_id"),
     Index("spans_attempt", "rollout_id", "attempt", "start_ns"),
 )
+Index("spans_trace", spans.c.trace_id, spans.c.seq)  # to see at once which was a trace's first, however many it has
 Index("spans_received", spans.c.received_at, spans.c.seq)
 Index("spans_operation", spans.c.operation, spans.c.received_at, spans.c.seq, **_partial("operation IS NOT NULL"))
 Index("spans_unattached", spans.c.received_at, spans.c.seq, **_partial("rollout_id IS NULL"))

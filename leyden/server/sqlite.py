@@ -10,6 +10,8 @@ import fcntl
 import os
 import sqlite3
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from sqlalchemy.pool import StaticPool
 from leyden.errors import Unavailable, UsageError
 from leyden.server import migrations, schema
 from leyden.server.clock import SteadyClock
-from leyden.server.database import Start
+from leyden.server.database import READ_SECONDS, Start
 
 BUSY_TIMEOUT_MS = 10_000
+_CHECK_EVERY = 10_000  # steps of SQLite's machine
 WAL_LIMIT_BYTES = 64 << 20  # the log is cut back to this after a checkpoint
 
 
@@ -45,6 +48,8 @@ class SQLiteFile:
         self._lock = _take_lock(path)
         self._readers: list[sqlite3.Connection] = []
         self._readers_lock = threading.Lock()
+        self._reading_stopped = False
+        _make(path)
         try:
             self._writer = self._connect_writer()
             self.secret = self._prepare(self._writer)
@@ -118,7 +123,23 @@ class SQLiteFile:
             conn.execute(f"PRAGMA {pragma}").close()
         with self._readers_lock:
             self._readers.append(conn)
-        return _engine(conn, begin="BEGIN").connect()
+        engine = _engine(conn, begin="BEGIN")
+        deadline = 0.0
+
+        def start(*_: Any) -> None:
+            nonlocal deadline
+            deadline = time.monotonic() + READ_SECONDS
+
+        event.listen(engine, "before_cursor_execute", start)
+        conn.set_progress_handler(lambda: self._reading_stopped or time.monotonic() > deadline, _CHECK_EVERY)
+        return engine.connect()
+
+    def took_too_long(self, error: Exception) -> bool:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
+
+    def stop_reading(self) -> None:
+        self._reading_stopped = True
 
     def close(self) -> None:
         """Call when no thread uses the file any more. The last connection to close folds the log into the file."""
@@ -127,6 +148,12 @@ class SQLiteFile:
         if self._writer is not None:
             self._writer.dispose()
         os.close(self._lock)
+
+
+def _make(path: Path) -> None:
+    """For its owner alone: what agents said is nobody else's. SQLite gives its log and its index the mode of the file."""
+    with suppress(OSError):  # it is there, or cannot be: SQLite says which
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _connect(uri: str) -> sqlite3.Connection:

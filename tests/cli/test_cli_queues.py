@@ -49,6 +49,18 @@ def test_a_queue_is_paused_limited_and_resumed(capsys: pytest.CaptureFixture[str
     assert len(err.splitlines()) == 4, "what was changed is talk"
 
 
+def test_what_was_changed_is_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, paused, most in (
+        ("pause large --json", True, None),
+        ("resume large --json", False, None),
+        ("limit large 3 --json", False, 3),
+    ):
+        assert queues(line) == [0]
+        out, err = capsys.readouterr()
+        queue = json.loads(out)["queue"]
+        assert (queue["name"], queue["paused"], queue["max_running"], err) == ("large", paused, most, "")
+
+
 @pytest.mark.parametrize(
     ("line", "error"), [("limit large 0", "'0' is no limit"), ("limit large many", "no limit"), ("pause no.name", "name")]
 )

@@ -6,12 +6,15 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from reading_room import Room
 from storekit import Kit, make_span, task
 
+from leyden.cli.printing import print_table
+from leyden.server.client import StoreClient
 from leyden.types import FailureKind, LeaseRef, Reward, Rollout, RolloutConfig
 
 
@@ -159,6 +162,87 @@ def test_sql_prints_lines_json_or_csv_beside_the_running_store(room: Room) -> No
     assert room.said.startswith("error: only a query is run here") and "docs/sql-views.md" in room.said
     room.leyden("sql", query, "--database", "nothing.db", status=2)
     assert "hint: name the store's database: --database FILE" in room.said
+
+
+def test_what_json_has_not_is_null(room: Room) -> None:
+    query = ["sql", "SELECT 9e999 AS a, -9e999 AS b, 1.5 AS c", "--database", str(room.database)]
+    assert json.loads(room.leyden(*query, "--json"), parse_constant=pytest.fail)["rows"] == [[None, None, 1.5]]
+    assert room.leyden(*query) == "inf\t-inf\t1.5\n"
+
+
+def test_the_latest_is_shown_by_that_name(room: Room) -> None:
+    room.about_store("rollouts", "show", "@latest", status=2)
+    assert room.said.startswith("error: there is no rollout yet\nhint: ")
+    room.about_store("traces", "show", "@latest", status=2)
+    assert room.said.startswith("error: there is no trace yet\nhint: ")
+    room.do(fill)
+    newest = room.about_store("rollouts", "--limit", "1").split("\t")[0]
+    assert newest in room.about_store("rollouts", "show", "@latest")
+    assert room.about_store("traces", "show", "@latest").startswith(f"trace {'ab' * 16}\n")
+
+
+def test_what_begins_no_id_and_is_no_time_gets_a_hint(room: Room) -> None:
+    for verb in ("rollouts", "traces"):
+        for prefix in ("", "é", "a b"):
+            room.about_store(verb, "show", prefix, status=2)
+            assert room.said == f"error: {prefix!r} begins no id\nhint: see which there are: leyden {verb}\n"
+    for text in ("tomorrow", "yesterdays", "s", "2030-13-01"):
+        room.about_store("rollouts", "--since", text, status=2)
+        assert room.said.startswith(f"error: {text!r} is no time\nhint: write it as 2h (ago)")
+
+
+def test_help_is_near(room: Room) -> None:
+    for verb in ("rollouts", "queues", "traces", "sql", "prune", "backup"):
+        assert "--json" in room.leyden(verb, "list", "-h") if verb in ("rollouts", "queues", "traces") else room.leyden(verb, "-h")
+    assert "Usage: leyden rollouts" in room.leyden("rollouts", "-h")
+    room.leyden("rollouts", "shwo", status=2)
+    assert room.said == "error: no such command 'shwo'\nhint: did you mean show?\n"
+    room.leyden("queues", "puase", "x", status=2)
+    assert "did you mean pause?" in room.said
+
+
+def test_errors_are_json_too_where_json_is_asked_for(room: Room) -> None:
+    said = json.loads(room.about_store("rollouts", "show", "nothing", "--json", status=2))
+    assert said == {
+        "format": 1,
+        "error": {"code": "not_found", "message": "no rollout nothing", "hint": "see which there are: leyden rollouts"},
+    }
+    assert room.said == "error: no rollout nothing\nhint: see which there are: leyden rollouts\n"
+    assert json.loads(room.leyden("rollouts", "--json", "--store", "http://127.0.0.1:1", status=3))["error"]["code"] == "unavailable"
+
+
+def test_no_more_is_fetched_than_is_shown_and_all_is_shown_page_by_page(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leyden.cli.rollouts.PAGE", 2)
+    monkeypatch.setattr("leyden.cli.traces.PAGE", 2)
+    room.do(fill)
+    limits: list[int] = []
+    lines_before: list[int] = []
+    ask, printed = StoreClient.list_rollouts, print_table
+
+    async def list_rollouts(self: StoreClient, **options: Any) -> list[Rollout]:
+        limits.append(options["limit"])
+        return await ask(self, **options)
+
+    def table(columns: Any, rows: Any) -> None:
+        lines_before.append(len(limits))
+        printed(columns, rows)
+
+    monkeypatch.setattr(StoreClient, "list_rollouts", list_rollouts)
+    monkeypatch.setattr("leyden.cli.rollouts.print_table", table)
+    room.about_store("rollouts", "--limit", "1")
+    room.about_store("rollouts", "--limit", "2")
+    assert limits == [2, 2, 1]
+    limits.clear()
+    lines_before.clear()
+    assert len(room.about_store("rollouts", "--all").splitlines()) == 3
+    assert (limits, lines_before) == ([2, 2], [1, 2]), "each page was printed before the next was asked for"
+    assert len(room.about_store("traces", "--all").splitlines()) == 1
+
+
+def test_the_hint_of_prune_names_what_ends_the_run(room: Room) -> None:
+    room.do(lambda kit: kit.store.start_run("r", {}))
+    room.about_store("prune", "--older-than", "1s", "--run", "r", status=5)
+    assert "leyden runs cancel r" in room.said
 
 
 def test_prune_asks_counts_and_deletes(room: Room) -> None:

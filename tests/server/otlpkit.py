@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
-from storekit import Kit, task
+from storekit import Kit, run, task
 
 from leyden.server.app import create_app
 from leyden.server.queries import SpanQuery
@@ -28,6 +28,14 @@ async def door(kit: Kit) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_app(kit.sql), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as http:
         yield http
+
+
+def at_the_door(check: Callable[[Kit, httpx.AsyncClient], Coroutine[Any, Any, None]], kind: str = "sqlite") -> None:
+    async def go(kit: Kit) -> None:
+        async with door(kit) as http:
+            await check(kit, http)
+
+    run(go, kind)
 
 
 async def post(

@@ -14,9 +14,12 @@ import psycopg
 import pytest
 from storekit import Kit, new_postgres_database, open_kit, postgres_server, task
 
+import leyden.cli
 from leyden.errors import Conflict, NotFound, UsageError
 from leyden.server.adhoc import ask
 from leyden.server.backup import backup, restore
+from leyden.server.databases import shown
+from leyden.server.postgres import PostgresDatabase
 from leyden.server.schema import SCHEMA_VERSION
 from leyden.types import RolloutState
 
@@ -99,6 +102,117 @@ def test_a_postgresql_database_is_backed_up_under_load(tmp_path: Path) -> None:
         assert "empty database" in str(refused.value.hint)
 
     asyncio.run(check())
+
+
+def new_schema(name: str, database: str = "postgres") -> str:
+    """The URL of a new schema of that name in that database."""
+    server = postgres_server().replace("/postgres?", f"/{database}?")
+    with psycopg.connect(postgres_server(), autocommit=True) as conn:
+        if not conn.execute("SELECT FROM pg_database WHERE datname = %s", (database,)).rowcount:
+            conn.execute(f"CREATE DATABASE {database}")
+    with psycopg.connect(server, autocommit=True) as conn:
+        conn.execute(f"CREATE SCHEMA IF NOT EXISTS {name}")
+    return f"{server}&options=-csearch_path%3D{name}"
+
+
+def put_one(database: str) -> None:
+    async def go() -> None:
+        async with open_kit("postgres", database) as kit:
+            await kit.store.enqueue([task()])
+
+    asyncio.run(go())
+
+
+def test_a_dump_goes_into_the_schema_that_it_is_of_and_no_other(tmp_path: Path) -> None:
+    for schema in ("public", "team_a"):
+        source = new_schema(schema, "first_house")
+        put_one(source)
+        backup(source, tmp_path / schema, client_program("pg_dump"))
+    pg_restore = client_program("pg_restore")
+    with pytest.raises(UsageError, match=r"of the schema public, and .* means the schema team_a"):
+        restore(tmp_path / "public", new_schema("team_a", "second_house"), pg_restore)
+    with pytest.raises(UsageError, match=r"of the schema team_a, and .* means the schema public"):
+        restore(tmp_path / "team_a", new_schema("public", "second_house"), pg_restore)
+    for schema in ("public", "team_a"):  # both are there, and empty
+        place = new_schema(schema, "second_house")
+        restore(tmp_path / schema, place, pg_restore)
+        assert ask(place, "SELECT count(*) FROM v_rollouts", 5).rows == [(1,)]
+        with pytest.raises(Conflict, match=f"the schema {schema} of .* is not empty"):
+            restore(tmp_path / schema, place, pg_restore)
+
+
+def test_what_holds_no_store_is_not_backed_up(tmp_path: Path) -> None:
+    empty, other = new_schema("empty_one"), new_schema("other_one")
+    with psycopg.connect(other) as conn:
+        conn.execute("CREATE TABLE meta (a int)")
+        conn.execute("CREATE TABLE rollouts (a int)")
+    for database in (empty, other):
+        with pytest.raises(UsageError, match="holds no store"):
+            backup(database, tmp_path / "b", client_program("pg_dump"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_passwords_are_in_no_argument_and_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = new_postgres_database()
+    put_one(database)
+    spy = tmp_path / "pg_dump"
+    spy.write_text(f'#!/bin/sh\necho "$PGPASSWORD" "$@" > {tmp_path}/told\nexec {client_program("pg_dump")} "$@"\n')
+    spy.chmod(0o755)
+    backup(f"{database}&password=geheim", tmp_path / "b", str(spy))
+    password, _, arguments = (tmp_path / "told").read_text().partition(" ")
+    assert password == "geheim" and "geheim" not in arguments
+    for url in (
+        "postgresql://user:geheim@127.0.0.1:bad/db",
+        "postgresql://user:geheim@127.0.0.1:99999/db",
+        "postgresql://127.0.0.1/db?user=u&password=geheim&port=bad",
+        "postgresql://user:ge@geheim@127.0.0.1/db",
+        "postgresql://us/er:geheim@127.0.0.1/db",
+        "mysql://user:geheim@127.0.0.1/db",
+    ):
+        for line in (
+            ["store", "--port", "0", "--database", url],
+            ["sql", "SELECT 1", "--database", url],
+            ["backup", str(tmp_path / "c"), "--database", url, "--pg-dump", str(spy)],
+            ["restore", str(tmp_path / "b"), "--database", url, "--pg-restore", client_program("pg_restore")],
+        ):
+            assert leyden.cli.run(line) == 2, line
+            out, err = capsys.readouterr()
+            assert "geheim" not in out + err
+            assert "***" in err or "mysql:// is no database of a store" in err
+
+
+def test_a_database_is_shown_without_its_passwords() -> None:
+    assert shown("leyden.db") == "leyden.db"
+    assert shown("postgresql://u@h/d?sslmode=require") == "postgresql://u@h/d?sslmode=require"
+    assert shown("postgresql://u:p@h:5432/d?options=x&password=p&sslpass%77ord=p") == (
+        "postgresql://u:***@h:5432/d?options=x&password=***&sslpass%77ord=***"
+    )
+    assert shown("postgresql://u:p@:/w@h/d") == "postgresql://u:***@h/d"
+    assert shown("postgresql://u:pw/d") == "postgresql://u:***/d"
+    assert shown("postgresql://h:5432/d?password=p@w") == "postgresql://h:***@w"
+    assert shown("postgresql://u@[::1]:5432/d") == "postgresql://u@[::1]:5432/d"
+    assert shown("postgresql://h:5432?user=u") == "postgresql://h:5432?user=u"
+
+
+def test_a_url_with_several_options_is_told_to_libpq_as_it_is_meant() -> None:
+    database = PostgresDatabase(f"{new_postgres_database()}%20-cwork_mem%3D9MB")
+    try:
+        with psycopg.connect(database.conninfo) as conn:
+            assert conn.execute("SHOW work_mem").fetchone() == ("9MB",)
+    finally:
+        database.close()
+
+
+def test_what_is_made_is_for_its_owner_alone(stored: Path, tmp_path: Path) -> None:
+    restore(stored, str(tmp_path / "new.db"))
+
+    async def modes() -> set[int]:
+        async with open_kit("sqlite", tmp_path / "made.db") as kit:
+            await kit.store.enqueue([task()])
+            made = [stored, tmp_path / "new.db", *(tmp_path / f"made.db{end}" for end in ("", "-wal", "-shm", ".lock"))]
+            return {path.stat().st_mode & 0o777 for path in made}
+
+    assert asyncio.run(modes()) == {0o600}
 
 
 @pytest.fixture

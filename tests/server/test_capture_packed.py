@@ -326,6 +326,28 @@ def test_unattached_pieces_belong_to_their_trace() -> None:
     run(check)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_pieces_of_a_span_that_is_there_already_are_not_kept(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        def spans_of(*texts: str) -> list[Span]:
+            return [make_span(1, attributes={"text": text * 2 * PIECE}) for text in texts]
+
+        ref = await claim(kit)
+        assert await kit.store.add_spans(ref, [*spans_of("x", "y"), make_span(3)]) == 2
+        await kit.store.add_spans(ref, spans_of("z"))
+        (again,) = span_batches([span.model_copy(update={"rollout_id": None}) for span in spans_of("z")])
+        await kit.sql.add_exported([again], Rejected())
+
+        def uses(tx: Transaction) -> list[Any]:
+            return [tuple(row) for row in tx.conn.execute(select(blob_uses.c.owner, blobs.c.data).join(blobs))]
+
+        found = await kit.sql._executor.read(uses)
+        assert {owner for owner, _ in found} == {ref.rollout_id} and not any(b"y" in data or b"z" in data for _, data in found)
+        assert [span.attributes.get("text") for span in await kit.store.list_spans(ref.rollout_id)] == ["x" * 2 * PIECE, None]
+
+    run(check, kind)
+
+
 def test_pieces_of_refused_spans_are_not_kept() -> None:
     async def check(kit: Kit) -> None:
         lost = make_span(1, rollout_id="ro-none", attempt=1, attributes={"text": "x" * 2 * PIECE})

@@ -113,6 +113,12 @@ def test_a_convention_is_understood(case: str) -> None:
     assert repr(attributes) == before, "the attributes stay untouched"
 
 
+def test_a_secret_among_the_attributes_reaches_no_column() -> None:
+    secret = "sk-" + "a1b2c3d4e5f6g7h8i9j0k1"
+    found = normalize(f"execute_tool {secret}", {"gen_ai.operation.name": "execute_tool", "error.type": f"{'x' * 240} {secret}"})
+    assert found["tool_name"] == "[redacted]" and "sk-" not in str(found["error_type"])
+
+
 def test_the_current_name_counts_where_an_old_one_stands_beside_it() -> None:
     both = {"gen_ai.usage.input_tokens": 1, "gen_ai.usage.prompt_tokens": 2, "gen_ai.provider.name": "new", "gen_ai.system": "old"}
     found = normalize("x", both | {"openinference.span.kind": "TOOL", "gen_ai.operation.name": "chat"})

@@ -250,7 +250,7 @@ class Fuzzer:
             case 2:
                 content += self.rng.randbytes(5)
             case 3 if self.n % 4 == 0:
-                content = bomb(self.rng.choice([20, 30, 65]))
+                content = bomb(self.rng.choice([20, 65, 80]))
             case _:
                 return Body(content, body.headers | {"content-encoding": "gzip"}, body.planted)
         return Body(content, body.headers | {"content-encoding": "gzip"})

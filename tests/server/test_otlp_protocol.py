@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-import zlib
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
-from otlpkit import JSON, PROTOBUF, all_spans, claim, door, export, json_export, json_span, pairs, partial_success, post, wire_span
+from otlpkit import (
+    JSON,
+    PROTOBUF,
+    all_spans,
+    at_the_door,
+    claim,
+    door,
+    export,
+    json_export,
+    json_span,
+    pairs,
+    partial_success,
+    post,
+    wire_span,
+)  # fmt: skip
 from storekit import Kit, run
 
-from leyden.server import intake
 from leyden.server.operations.fence import attempt_key
-from leyden.server.otlp import inflate, json_body, protobuf_body
-from leyden.server.routes import otlp
-from leyden.types import FailureKind
-
-Check = Callable[[Kit, httpx.AsyncClient], Coroutine[Any, Any, None]]
-
-
-def at_the_door(check: Check, kind: str = "sqlite") -> None:
-    async def go(kit: Kit) -> None:
-        async with door(kit) as http:
-            await check(kit, http)
-
-    run(go, kind)
+from leyden.server.otlp import json_body, protobuf_body
+from leyden.types import FailureKind, LeaseRef
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -238,107 +236,6 @@ def test_a_nan_written_as_a_number_loses_no_span() -> None:
     at_the_door(check)
 
 
-# -- refused as a whole ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type", "status"),
-    [
-        (b"\xff\xff\xff", PROTOBUF, 400),
-        (export([wire_span(1)]).SerializeToString()[:-1], PROTOBUF, 400),
-        (b"[1", JSON, 400),
-        (b"[]", JSON, 400),
-        (b'"x"', JSON, 400),
-        (b"", JSON, 400),
-        (b"[" * 100_000, JSON, 400),
-        (b'{"resourceSpans": 5}', JSON, 400),
-        (b"{}", "text/plain", 415),
-        (b"{}", "", 415),
-        (b"", "application/grpc", 415),
-    ],
-)
-def test_what_is_no_export_is_refused_with_a_status(body: bytes, content_type: str, status: int) -> None:
-    async def check(kit: Kit, http: httpx.AsyncClient) -> None:
-        answer = await post(http, body, content_type)
-        assert answer.status_code == status and await all_spans(kit) == []
-        if content_type == PROTOBUF:
-            assert answer.headers["content-type"] == PROTOBUF and answer.content.startswith(b"\x08\x03\x12") and b"not an" in answer.content
-        else:
-            said = answer.json()
-            assert answer.headers["content-type"] == JSON and said["code"] == 3 and said["message"]
-        if status == 400:
-            (counted,) = await kit.store.list_rejections()
-            assert counted.reason == "a whole body is no export" and counted.n == 1
-
-    at_the_door(check)
-
-
-def test_a_body_beyond_bounds_is_413(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp, "MAX_WIRE", 1 << 20)
-    monkeypatch.setattr(inflate, "MAX_INFLATED", 4 << 20)
-    monkeypatch.setattr(inflate, "FREE", 2 << 20)
-    monkeypatch.setattr(json_body, "MAX_CONTAINERS", 10_000)
-    too_many = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{}] * 10_000}]}]}).encode()
-
-    async def check(kit: Kit, http: httpx.AsyncClient) -> None:
-        async def streamed() -> Any:  # without a length
-            for _ in range(5):
-                yield bytes(300_000)
-
-        headers = {"content-type": PROTOBUF}
-        assert (await http.post("/v1/traces", content=bytes((1 << 20) + 1), headers=headers)).status_code == 413
-        assert (await http.post("/v1/traces", content=streamed(), headers=headers)).status_code == 413
-        for bomb in (bytes(5 << 20), bytes(3 << 20)):  # beyond the bound, and beyond the ratio
-            answer = await post(http, bomb, zipped=True)
-            assert answer.status_code == 413 and b"inflates" in answer.content
-        assert (await post(http, too_many, JSON)).status_code == 413
-        (counted,) = await kit.store.list_rejections()
-        assert (counted.reason, counted.n) == ("a whole body is too large", 5)
-
-    at_the_door(check)
-
-
-def test_gzip_may_be_in_parts_and_must_be_whole() -> None:
-    body = export([wire_span(1), wire_span(2)]).SerializeToString()
-    parts = gzip.compress(body[:20]) + gzip.compress(body[20:])
-
-    async def check(kit: Kit, http: httpx.AsyncClient) -> None:
-        headers = {"content-type": PROTOBUF, "content-encoding": "gzip"}
-        assert (await http.post("/v1/traces", content=parts, headers=headers)).status_code == 200
-        assert len(await all_spans(kit)) == 2
-        for broken in (parts[:-9], parts[5:], b"\x1f\x8b", body, zlib.compress(body)):
-            assert (await http.post("/v1/traces", content=broken, headers=headers)).status_code == 400
-        assert (await http.post("/v1/traces", content=body, headers=headers | {"content-encoding": "br"})).status_code == 415
-
-    at_the_door(check)
-
-
-def test_an_exporter_that_comes_while_the_intake_is_full_is_told_when_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MAX_HELD", 10)
-
-    async def check(kit: Kit, http: httpx.AsyncClient) -> None:
-        for content_type, body in ((PROTOBUF, export([wire_span(1)]).SerializeToString()), (JSON, json_export([json_span(1)]))):
-            with kit.sql.intake.holding() as hold:
-                hold(1)
-                answer = await post(http, body, content_type)
-            assert answer.status_code == 429 and 1 <= int(answer.headers["retry-after"]) <= 3
-            assert answer.headers["content-type"] == content_type
-            assert answer.json()["code"] == 8 if content_type == JSON else answer.content.startswith(b"\x08\x08\x12")
-        assert await all_spans(kit) == []
-        assert (await post(http, export([wire_span(1)]).SerializeToString())).status_code == 200, "one body always has room"
-
-    at_the_door(check)
-
-
-def test_a_store_that_cannot_write_answers_503() -> None:
-    async def check(kit: Kit, http: httpx.AsyncClient) -> None:
-        await kit.sql.close()
-        answer = await post(http, json_export([json_span(1)]), JSON)
-        assert answer.status_code == 503 and answer.json()["code"] == 14
-
-    at_the_door(check)
-
-
 # -- whose a span is ---------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +286,7 @@ def test_a_key_that_was_never_issued_costs_only_the_spans_that_need_it() -> None
     at_the_door(check)
 
 
-async def key_of(kit: Kit, ref: Any) -> str:
+async def key_of(kit: Kit, ref: LeaseRef) -> str:
     return await kit.sql._executor.read(attempt_key, ref)
 
 

@@ -165,12 +165,40 @@ def test_what_nothing_names_any_more_goes_too(kind: str) -> None:
         latest = await kit.store.add_resources({"a": JSONResource(value=4)})
         await kit.store.register_worker("new", "w", 1)
         kit.clock.advance(1)
+        would = await kit.store.prune(Prune(older_than=DAY / 4, dry_run=True))
+        assert (would.workers, would.resources) == (2, 1)
         deleted = await prune_all(kit, older_than=DAY / 4)
         assert (deleted["workers"], deleted["resources"]) == (2, 1)
         assert [worker.id for worker in await kit.store.list_workers()] == ["new"]
         for resources in (named, kept_alive, latest):
             await kit.store.get_resources(resources.id)
         assert unnamed.id not in (named.id, latest.id)
+
+    run(check, kind)
+
+
+def test_resources_that_only_pruned_rollouts_name_are_counted_with_them(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        named = await kit.store.add_resources({"a": JSONResource(value=1)})
+        await ended(kit, resources_id=named.id)
+        kit.clock.advance(DAY)
+        await kit.store.add_resources({"a": JSONResource(value=2)})
+        would = await kit.store.prune(Prune(older_than=60, dry_run=True))
+        deleted = await prune_all(kit, older_than=60)
+        assert (would.rollouts, would.resources) == (deleted["rollouts"], deleted["resources"]) == (1, 1)
+
+    run(check, kind)
+
+
+def test_a_worker_that_beat_a_moment_ago_is_never_forgotten(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.register_worker("beats", "w", 1)
+        await kit.store.register_worker("stopped", "w", 1)
+        await kit.store.stop_worker("stopped")
+        for seconds, left in ((2, {"beats", "stopped"}), (57, {"beats", "stopped"}), (2, set())):
+            kit.clock.advance(seconds)
+            await prune_all(kit, older_than=1)
+            assert {worker.id for worker in await kit.store.list_workers()} == left
 
     run(check, kind)
 

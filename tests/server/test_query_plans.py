@@ -253,9 +253,9 @@ OPERATIONS: dict[str, tuple[Callable[[Transaction], Any], set[str]]] = {
     "list by prefix": (list_by(id_prefix="running-77"), {"rollouts_key"}),
     "list ids": (list_by(ids=[f"failed-{n}" for n in range(400)]), {"rollouts_key"}),
     "spans of a rollout": (lambda tx: traces.query_spans(tx, SpanQuery(rollout_id="running-7", limit=100)), {"spans_attempt"}),
-    "spans of a trace": (lambda tx: traces.query_spans(tx, SpanQuery(trace_id=f"{7:032x}", limit=100)), {"spans_key"}),
+    "spans of a trace": (lambda tx: traces.query_spans(tx, SpanQuery(trace_id=f"{7:032x}", limit=100)), {"spans_trace"}),
     "spans of a time": (lambda tx: traces.query_spans(tx, SpanQuery(received_from=N - 10_000, limit=100)), {"spans_received"}),
-    "traces": (lambda tx: traces.list_traces(tx, TraceQuery(limit=20)), {"spans_received", "spans_key"}),
+    "traces": (lambda tx: traces.list_traces(tx, TraceQuery(limit=20)), {"spans_received", "spans_trace"}),
     "prune": (lambda tx: prune.prune(tx, Prune(older_than=NOW / 1e6 - 1)), {"rollouts_finished"}),
 }
 KEYS = {
@@ -285,6 +285,13 @@ def check(full: Full, name: str, generic: bool = False) -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_plan_follows_an_index_whatever_was_known_at_the_time(full: Full, name: str) -> None:
     check(full, name)
+
+
+def test_whether_a_span_is_its_traces_first_is_one_step_in_an_index_however_long_the_trace(full: Full) -> None:
+    plans = plans_of(full, OPERATIONS["traces"][0])
+    wanted = {"sqlite": "SEARCH earlier USING INDEX spans_trace (trace_id=? AND seq<?)", "postgresql": "(seq < spans.seq)"}
+    found = [line for line in plans.lines if "earlier" in line and wanted[full.conn.dialect.name] in line]
+    assert found and all("spans_trace" in line for line in found), plans.lines
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,20 @@ REFUSED_BY = {
         "SELECT zeroblob(1000000000)",
         "REINDEX",
         "ANALYZE",
+        "SELECT count(*) FROM attempts",
+        "SELECT count(*) FROM v_runs, main.attempts",
+        "SELECT count(*) FROM [attempts]",
+        "SELECT count(*) FROM 'attempts'",
+        "SELECT count(*) FROM\ufeffattempts",
+        "WITH v_spans AS (SELECT attributes FROM spans) SELECT hex(attributes) FROM v_spans",
+        "WITH v_spans(a) AS (SELECT attributes FROM spans) SELECT hex(a) FROM v_spans",
+        "WITH 'V_Spans' AS MATERIALIZED (SELECT attributes FROM spans) SELECT * FROM v_spans",
+        "WITH x AS (SELECT 1), v_spans AS NOT MATERIALIZED (SELECT attributes FROM spans) SELECT * FROM v_spans",
+        "EXPLAIN SELECT * FROM v_rollouts",
+        "EXPLAIN QUERY PLAN SELECT * FROM v_rollouts",
+        "SELECT fts3_tokenizer('simple')",
+        "SELECT randomblob(1000)",
+        "SELECT sqlite_version()",
     ],
     "postgres": [
         "SELECT set_config('statement_timeout', '0', false)",
@@ -165,6 +179,18 @@ REFUSED_BY = {
         "SELECT * INTO mine FROM v_rollouts",
         "EXPLAIN ANALYZE DELETE FROM rollouts",
         "SELECT 1 /* no end",
+        "SELECT $a1$'$a1$, (SELECT key_hash::text FROM attempts LIMIT 1), pg_backend_pid(), $a1$'$a1$",
+        "SELECT $\U0001f600$'$\U0001f600$, pg_backend_pid(), $\U0001f600$'$\U0001f600$",
+        "SELECT $$'$$, pg_backend_pid(), $$'$$",
+        "SELECT 1 --\r, (SELECT encode(value,'hex') FROM meta WHERE key='secret')",
+        "SELECT 1 --\r, pg_read_file('PG_VERSION')",
+        "SELECT 1 --\r, pg_advisory_lock(1)",
+        "SELECT 1 AS \x0cx",
+        "SELECT E'a'\n'\\' || ', pg_backend_pid(), ''",
+        "SELECT E'a' -- more\n'\\' || ', pg_backend_pid(), ''",
+        "SELECT 1from meta",
+        "SELECT 1e1e'\\'', pg_backend_pid(), '",
+        "SELECT u&'\\0027', pg_backend_pid()",
     ],
 }
 
@@ -181,7 +207,8 @@ def test_nothing_but_a_query_over_the_views_passes(filled: Filled) -> None:
 
 def test_words_in_texts_comments_and_names_are_no_tables() -> None:
     for statement in (
-        "SELECT 'SELECT * FROM meta; DROP TABLE x', $$ FROM meta $$, E'\\' FROM meta' -- FROM meta",
+        "SELECT 'SELECT * FROM meta; DROP TABLE x', E'\\' FROM meta' -- FROM meta",
+        "SELECT 1.5, 1e5, 1.5e-3, .5, 0x1F, a$1 FROM (SELECT 1 AS a$1) x",
         "SELECT state, count(*) AS attempts FROM v_rollouts GROUP BY state ORDER BY attempts",
         'SELECT "meta" FROM (SELECT 1 AS "meta") x',
         "SELECT 1 /* ; FROM meta */",
@@ -191,6 +218,35 @@ def test_words_in_texts_comments_and_names_are_no_tables() -> None:
         "SELECT count(*) FILTER (WHERE attempt > 1) OVER (PARTITION BY state) FROM v_rollouts",
     ):
         check_query(statement)
+
+
+def test_sqlite_queries_that_compute_pass(tmp_path: Path) -> None:
+    path = tmp_path / "leyden.db"
+
+    async def go() -> None:
+        async with open_kit("sqlite", path) as kit:
+            await kit.store.enqueue([task({"q": "meta"})])
+
+    asyncio.run(go())
+    for statement in (
+        "SELECT json_extract(input, '$.q') FROM v_rollouts WHERE state IN ('queued', 'attempts')",
+        "/* FROM meta */ SELECT upper(input ->> 'q') FROM v_rollouts -- FROM meta",
+        "WITH s AS NOT MATERIALIZED (SELECT * FROM v_rollouts AS v_runs) SELECT [id], count(*) OVER () FROM s;",
+        "SELECT value, current_timestamp FROM v_rollouts, json_each(input)",
+        "SELECT max(round(priority * 1e0, 2)), group_concat(id), avg(attempt) AS attempts FROM v_rollouts WHERE id LIKE 'ro-%'",
+    ):
+        assert len(ask(str(path), statement, 5).rows) == 1, statement
+
+
+def test_instants_that_python_does_not_have_are_texts(filled: Filled) -> None:
+    if filled.kind == "postgres":
+        query = "SELECT 'infinity'::timestamp, '-infinity'::date, '20000-01-01 UTC'::timestamptz AT TIME ZONE 'UTC', '1 day'::interval"
+        assert filled.ask(query).rows == [("infinity", "-infinity", "20000-01-01 00:00:00", "1 day")]
+
+
+def test_a_query_that_is_no_unicode_is_refused(filled: Filled) -> None:
+    with pytest.raises(UsageError, match="not UTF-8"):
+        filled.ask('SELECT "\udcff"')
 
 
 def test_views_are_made_again_only_when_their_text_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from leyden.errors import LeydenError
 from leyden.server.operations.transitions import CHUNK
-from leyden.server.packing import Pieces, are_packed_ids, is_packed_json, piece_keys
+from leyden.server.packing import Pieces, are_packed_ids, is_packed_json, piece_keys, unpacked_size
 from leyden.server.schema import blob_uses, blobs, generations, spans
 from leyden.server.transaction import Transaction
 
@@ -62,6 +62,19 @@ def load_pieces(tx: Transaction, table: Table, rows: Iterable[Mapping[Any, Any]]
     for start in range(0, len(keys), CHUNK):
         pieces.update(_load(tx, keys[start : start + CHUNK]))
     return pieces
+
+
+def has_pieces(table: Table, row: Mapping[Any, Any]) -> bool:
+    return next(_keys(table, row), None) is not None
+
+
+def size_of(table: Table, row: Mapping[Any, Any]) -> int:
+    """Bytes of the row's long values, with their pieces; it needs none of them."""
+    size = sum(unpacked_size(data) for column in _JSON[table] if (data := row[column]) is not None)
+    for column in _IDS[table]:
+        if (data := row[column]) is not None:
+            size += unpacked_size(data) if are_packed_ids(data) else len(data)
+    return size
 
 
 def _load(tx: Transaction, keys: Sequence[bytes]) -> Pieces:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Table, delete, exists, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Row, Select, Table, delete, exists, func, literal_column, or_, select
 
 from leyden.errors import Conflict, InvalidRequest
 from leyden.server.clock import microseconds
@@ -19,6 +19,7 @@ from leyden.server.transaction import Transaction
 from leyden.types import RolloutState, RunState
 
 MAX_ROLLOUTS = 500  # in one call
+SILENCE = 60.0  # seconds, at least, since the last beat of a worker that is forgotten
 MAX_SPANS = 20_000  # of these rollouts, unless a single one has more
 
 _OF_A_ROLLOUT = {"attempts": attempts, "spans": spans, "generations": generations, "rewards": rewards}
@@ -30,7 +31,7 @@ def prune(tx: Transaction, query: Prune) -> Pruned:
     if query.state is not None and not query.state.final:
         raise InvalidRequest(f"state: {query.state} is not final", "only succeeded, failed and cancelled rollouts are pruned")
     if query.run_id is not None and tx.conn.execute(_RUNNING.where(runs.c.id == query.run_id)).first() is not None:
-        raise Conflict(f"run {query.run_id} is running", "end it first, or give it up with: leyden runs cancel")
+        raise Conflict(f"run {query.run_id} is running", f"stop it (Ctrl+C), then give it up: leyden runs cancel {query.run_id}")
     before = tx.now - microseconds(query.older_than)
     condition = _ended(query, before)
     whole = query.state is None and query.run_id is None  # else what belongs to no rollout is not asked for
@@ -114,7 +115,7 @@ def _delete_unnamed(tx: Transaction, before: int) -> Pruned:
     return Pruned(
         spans=len(seqs),
         blobs=_delete_uses(tx, _gone(tx, traces)),
-        workers=_delete(tx, workers, _gone_worker(before)),
+        workers=_delete(tx, workers, _gone_worker(tx, before)),
         resources=_delete_resources(tx, before),
         more=len(seqs) == MAX_SPANS,
     )
@@ -133,10 +134,10 @@ def _unattached(before: int) -> ColumnElement[bool]:
     return literal_column("rollout_id IS NULL") & (spans.c.received_at < before)  # literal: it names the partial index
 
 
-def _gone_worker(before: int) -> ColumnElement[bool]:
-    """It said that it stopped, or was never heard of again, and holds nothing."""
-    silent = or_(workers.c.stopped_at < before, workers.c.last_seen_at < before)
-    return silent & ~exists().where(leases.c.worker_id == workers.c.id)
+def _gone_worker(tx: Transaction, before: int) -> ColumnElement[bool]:
+    """It said that it stopped, or was never heard of again, and holds nothing. One that beat a moment ago may beat again."""
+    ended = or_(workers.c.stopped_at < before, workers.c.last_seen_at < before)
+    return ended & (workers.c.last_seen_at < tx.now - microseconds(SILENCE)) & ~exists().where(leases.c.worker_id == workers.c.id)
 
 
 def _delete_resources(tx: Transaction, before: int) -> int:
@@ -147,15 +148,19 @@ def _delete_resources(tx: Transaction, before: int) -> int:
     return sum(_delete(tx, resources, resources.c.id.in_(part), unnamed) for part in parts)
 
 
-def _unnamed_resources(tx: Transaction, before: int) -> ColumnElement[bool]:
-    """Neither the latest, nor kept alive, nor named by any rollout or attempt."""
+def _unnamed_resources(tx: Transaction, before: int, gone: Select[Any] | None = None) -> ColumnElement[bool]:
+    """Neither the latest, nor kept alive, nor named by any rollout or attempt but those of the rollouts in ``gone``."""
+    naming = [attempts.c.resources_id == resources.c.id], [rollouts.c.resources_id == resources.c.id]
+    if gone is not None:
+        naming[0].append(attempts.c.rollout_id.not_in(gone))
+        naming[1].append(rollouts.c.id.not_in(gone))
     latest = select(func.max(resources.c.version)).scalar_subquery()
     return (
         (resources.c.created_at < before)
         & or_(resources.c.alive_until.is_(None), resources.c.alive_until < tx.now)
         & (resources.c.version < latest)
-        & ~exists().where(attempts.c.resources_id == resources.c.id)
-        & ~exists().where(rollouts.c.resources_id == resources.c.id)
+        & ~exists().where(*naming[0])
+        & ~exists().where(*naming[1])
     )
 
 
@@ -169,7 +174,8 @@ def _count(tx: Transaction, condition: ColumnElement[bool], before: int, whole: 
     counted |= {name: _number(tx, table, table.c.rollout_id.in_(chosen)) for name, table in _OF_A_ROLLOUT.items()}
     if whole:
         counted["spans"] += _number(tx, spans, _unattached(before))
-        counted["workers"] = _number(tx, workers, _gone_worker(before))
+        counted["workers"] = _number(tx, workers, _gone_worker(tx, before))
+        counted["resources"] = _number(tx, resources, _unnamed_resources(tx, before, chosen.correlate(None)))
     return Pruned(**counted)
 
 

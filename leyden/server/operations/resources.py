@@ -10,10 +10,12 @@ from sqlalchemy import Row, Select, bindparam, insert, or_, select, update
 from leyden.errors import Conflict, InvalidRequest, LeaseLost, NotFound
 from leyden.server import records
 from leyden.server.clock import microseconds
-from leyden.server.codec import clean_text, digest, encode, redact_text
+from leyden.server.codec import clean_text, digest, encode, redact, redact_text
 from leyden.server.schema import resources
 from leyden.server.transaction import Transaction
 from leyden.types import LLM, Resource, Resources
+
+MAX_KEY = 256  # characters of an idempotency key
 
 _LATEST = select(resources).order_by(resources.c.version.desc()).limit(1)
 
@@ -39,11 +41,9 @@ def versions(tx: Transaction, ids: set[str | None]) -> dict[str | None, Resource
 
 def add(tx: Transaction, new: dict[str, Resource], lease_seconds: float | None, idempotency_key: str | None) -> Resources:
     for name, item in new.items():
-        if isinstance(item, LLM) and item.api_key is not None and redact_text(f"Bearer {item.api_key}") != f"Bearer {item.api_key}":
-            raise InvalidRequest(
-                f"resources.{name}.api_key: the store keeps no secrets",
-                "leave api_key out: the proxy reads the provider's key from its own environment",
-            )
+        _check_no_secrets(name, item)
+    if idempotency_key is not None and len(idempotency_key) > MAX_KEY:
+        raise InvalidRequest(f"idempotency_key: at most {MAX_KEY} characters")
     body = encode(new)
     request_hash = digest(body)
     if idempotency_key is not None:
@@ -66,6 +66,17 @@ def add(tx: Transaction, new: dict[str, Resource], lease_seconds: float | None, 
     )
     tx.changes.work = True  # what waits for the latest version to be alive
     return get(tx, resources_id)
+
+
+def _check_no_secrets(name: str, item: Resource) -> None:
+    hint = "leave api_key out: the proxy reads the provider's key from its own environment"
+    if isinstance(item, LLM):  # "EMPTY" and the like are none
+        if item.api_key is not None and redact_text(f"Bearer {item.api_key}") != f"Bearer {item.api_key}":
+            raise InvalidRequest(f"resources.{name}.api_key: the store keeps no secrets", hint)
+        item = item.model_copy(update={"api_key": None})
+    encoded = encode(item)
+    if redact(encoded) != encoded:
+        raise InvalidRequest(f"resources.{name}: the store keeps no secrets, and there is one in it", hint)
 
 
 def keep(tx: Transaction, resources_id: str, lease_seconds: float) -> Resources:

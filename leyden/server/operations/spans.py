@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, Select, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from leyden.errors import TooLarge
 from leyden.server import records
-from leyden.server.operations.blobs import load_pieces, store_pieces
+from leyden.server.operations.blobs import has_pieces, load_pieces, size_of, store_pieces
 from leyden.server.operations.captured import is_late, late_by_attempt
 from leyden.server.operations.rejections import count_rejections
 from leyden.server.rejected import Rejected
@@ -25,6 +26,8 @@ def _insert(insert: Any) -> Any:
 
 
 _INSERT = {"sqlite": _insert(sqlite.insert), "postgresql": _insert(postgresql.insert)}
+_INSERT_RETURNING = {dialect: new.returning(spans.c.trace_id, spans.c.span_id) for dialect, new in _INSERT.items()}
+MAX_PAGE = 64 << 20  # bytes of the spans of one answer, as they are when their pieces are put together
 
 
 def add_spans(tx: Transaction, ref: LeaseRef, batch: Batch) -> int:
@@ -55,19 +58,52 @@ def add_exported(tx: Transaction, batch: Batch, rejected: Rejected) -> Rejected:
 def _add(tx: Transaction, rows: list[dict[str, Any]], batch: Batch) -> int:
     if not rows:
         return 0
-    store_pieces(tx, spans, rows, batch.pieces)
     rows = [{**row, "received_at": tx.now} for row in rows]
     rows.sort(key=lambda row: (row["start_ns"], row["trace_id"], row["span_id"]))  # everybody in one order: see ``store_pieces``
-    return tx.conn.execute(_INSERT[tx.dialect], rows).rowcount
+    packed = [row for row in rows if has_pieces(spans, row)]
+    plain = [row for row in rows if not has_pieces(spans, row)]
+    new = _insert_packed(tx, packed, batch) if packed else 0
+    return new + (tx.conn.execute(_INSERT[tx.dialect], plain).rowcount if plain else 0)
+
+
+def _insert_packed(tx: Transaction, rows: list[dict[str, Any]], batch: Batch) -> int:
+    """A span that is there already uses no more pieces than it did: those of its repetition would be kept for nobody."""
+    new = {(trace_id, span_id) for trace_id, span_id in tx.conn.execute(_INSERT_RETURNING[tx.dialect], rows)}
+    first = {(row["trace_id"], row["span_id"]): row for row in reversed(rows)}  # of those that repeat themselves in one batch
+    store_pieces(tx, spans, [first[ids] for ids in new], batch.pieces)
+    return len(new)
 
 
 def list_spans(tx: Transaction, rollout_id: str, attempt: int | None) -> list[Span]:
+    """Raises ``TooLarge`` where one answer cannot hold them."""
     query = select(spans).where(spans.c.rollout_id == rollout_id).order_by(spans.c.attempt, spans.c.start_ns, spans.c.seq)
     if attempt is not None:
         query = query.where(spans.c.attempt == attempt)
-    return read_spans(tx, tx.conn.execute(query).all())
+    rows, more = _rows_of_a_page(tx, query)
+    if more:
+        raise TooLarge(f"the spans of {rollout_id} hold more than {MAX_PAGE >> 20} MiB", "read them page by page: POST /v1/spans/query")
+    return _read(tx, rows)
 
 
-def read_spans(tx: Transaction, rows: Sequence[Row[Any]]) -> list[Span]:
+def read_page(tx: Transaction, query: Select[Any]) -> list[Span]:
+    """What ``query`` selects, as far as one answer can hold it: at least one."""
+    rows, _ = _rows_of_a_page(tx, query)
+    return _read(tx, rows)
+
+
+def _rows_of_a_page(tx: Transaction, query: Select[Any]) -> tuple[list[Row[Any]], bool]:
+    """And whether there are more."""
+    rows: list[Row[Any]] = []
+    size = 0
+    with tx.conn.execute(query.execution_options(yield_per=100)) as found:
+        for row in found:
+            size += size_of(spans, row._mapping)
+            if size > MAX_PAGE and rows:
+                return rows, True
+            rows.append(row)
+    return rows, False
+
+
+def _read(tx: Transaction, rows: Sequence[Row[Any]]) -> list[Span]:
     pieces = load_pieces(tx, spans, (row._mapping for row in rows))
     return [records.span(row, pieces) for row in rows]

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Row, case, exists, func, select, tuple_
 
 from leyden.errors import NotFound
 from leyden.server.operations.listing import begins_with, check_limit
-from leyden.server.operations.spans import read_spans
+from leyden.server.operations.spans import read_page
 from leyden.server.queries import SpanQuery, Trace, TraceQuery
 from leyden.server.schema import spans
 from leyden.server.transaction import Transaction
@@ -49,7 +49,7 @@ def query_spans(tx: Transaction, query: SpanQuery) -> list[Span]:
         here, there = tuple_(*arrival), tuple_(*row)
         conditions.append(here < there if query.newest_first else here > there)
     order = [column.desc() if query.newest_first else column for column in arrival]
-    return read_spans(tx, tx.conn.execute(select(spans).where(*conditions).order_by(*order).limit(query.limit)).all())
+    return read_page(tx, select(spans).where(*conditions).order_by(*order).limit(query.limit))
 
 
 def list_traces(tx: Transaction, query: TraceQuery) -> list[Trace]:

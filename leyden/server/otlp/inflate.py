@@ -7,8 +7,7 @@ import zlib
 from leyden.errors import InvalidRequest, TooLarge
 
 MAX_INFLATED = 64 << 20  # bytes
-MAX_RATIO = 100  # of the inflated bytes beyond the first ``FREE`` to the compressed ones
-FREE = 16 << 20
+MAX_MEMBERS = 16  # gzip files in one body: what is left is copied at each
 _STEP = 1 << 20
 _GZIP = 31  # zlib's wbits
 
@@ -16,9 +15,12 @@ _GZIP = 31  # zlib's wbits
 def inflate(data: bytes) -> bytes:
     """``data`` without its gzip. Raises ``TooLarge`` as soon as it is beyond bounds, ``InvalidRequest`` for what is not gzip."""
     parts: list[bytes] = []
-    size, most = 0, min(MAX_INFLATED, FREE + MAX_RATIO * len(data))
+    size = members = 0
     rest = data
     while rest:  # a body may be several gzip files in a row
+        members += 1
+        if members > MAX_MEMBERS:
+            raise InvalidRequest(f"the body is more than {MAX_MEMBERS} gzip files in a row", "send it as one")
         member = zlib.decompressobj(_GZIP)
         pending = rest
         while not member.eof:
@@ -30,8 +32,8 @@ def inflate(data: bytes) -> bytes:
             if not part and not pending and not member.eof:
                 raise InvalidRequest("the body's gzip is cut short")
             size += len(part)
-            if size > most:
-                raise TooLarge(f"the body inflates to more than {most >> 20} MiB", "send fewer spans in one request")
+            if size > MAX_INFLATED:
+                raise TooLarge(f"the body inflates to more than {MAX_INFLATED >> 20} MiB", "send fewer spans in one request")
             parts.append(part)
         rest = member.unused_data
     return b"".join(parts)

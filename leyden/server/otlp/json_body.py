@@ -29,9 +29,8 @@ def read_json(body: bytes) -> Iterator[Sent]:
     if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS or body.count(b",") > MAX_COMMAS:
         raise TooLarge("the body holds too many values", "send fewer spans in one request")
     request = _parse(body)
-    if request and "resourceSpans" not in request:
-        yield Refused("the body has no resourceSpans", ", ".join(request)[:150])
     try:
+        yield from _misnamed(request, "resourceSpans", "the body")
         groups = _items(request, "resourceSpans")
     except Refused as refused:
         raise InvalidRequest(f"the body is not an ExportTraceServiceRequest in JSON: {refused.detail}") from refused
@@ -45,13 +44,21 @@ def read_json(body: bytes) -> Iterator[Sent]:
 def _resource_spans(group: dict[str, Any]) -> Iterator[Sent]:
     """What is wrong with one library's spans costs those."""
     resource = _readable(group.get("resource"))
+    yield from _misnamed(group, "scopeSpans", "a group of spans", "resource", "schemaUrl")
     for library in _items(group, "scopeSpans"):
         try:
             origin = _origin(resource, _checked(library, "scopeSpans").get("scope"))
+            yield from _misnamed(library, "spans", "a library", "scope", "schemaUrl")
             for span in _items(library, "spans"):
                 yield _span(span, origin)
         except Refused as refused:
             yield refused
+
+
+def _misnamed(owner: dict[str, Any], members: str, what: str, *others: str) -> Iterator[Refused]:
+    """Members under a name that is not theirs would be lost in silence."""
+    if members not in owner and (unknown := [name for name in owner if name not in others]):
+        yield Refused(f"{what} has no {members}", ", ".join(unknown)[:150])
 
 
 def _origin(resource: dict[str, Any], scope: Any) -> Origin:

@@ -19,7 +19,7 @@ from leyden.server.otlp.sent import MAX_DEPTH, MAX_ITEMS, UNREADABLE, Origin, Re
 
 MAX_SPAN = 16 << 20  # bytes of one span: decoded, empty items take 30 times as much
 RESOURCE_SPANS, SCOPE_SPANS, SPANS = 1, 2, 2  # fields of the request, of ResourceSpans, of ScopeSpans
-RESOURCE, SCOPE = 1, 1
+RESOURCE, SCOPE, SCHEMA_URL = 1, 1, 3
 RESOURCE_ATTRIBUTES, SCOPE_ATTRIBUTES = 1, 3
 
 M = TypeVar("M", bound=Message)
@@ -29,21 +29,27 @@ Sent = tuple[SentSpan, Origin] | Refused
 def read_protobuf(body: bytes) -> Iterator[Sent]:
     """Each span of the export, or why it cannot be read. Raises ``InvalidRequest`` for what is no export at all."""
     reader = _Reader()
+    known, unknown = False, set()
     try:
         for number, wire_type, group in reader.fields(memoryview(body)):
             if (number, wire_type) == (RESOURCE_SPANS, BYTES):
+                known = True
                 yield from reader.resource_spans(group)
+            else:
+                unknown.add(number)
+        if unknown and not known:
+            yield _misnamed("the body", unknown)
     except Malformed as error:
         raise InvalidRequest(f"the body is not an ExportTraceServiceRequest in Protocol Buffers: {error}") from error
 
 
 class _Reader(Walk):
     def resource_spans(self, message: memoryview) -> Iterator[Sent]:
-        resource, groups, broken = self._group(message, RESOURCE, SCOPE_SPANS)
+        resource, groups, broken = self._group("a group of spans", message, RESOURCE, SCOPE_SPANS)
         yield from broken
         attributes = self._attributes_of(Resource, RESOURCE_ATTRIBUTES, resource)
         for group in groups:
-            scope, spans, broken = self._group(group, SCOPE, SPANS)
+            scope, spans, broken = self._group("a library", group, SCOPE, SPANS)
             yield from broken
             origin = self._origin(attributes, scope)
             for span in spans:
@@ -52,18 +58,20 @@ class _Reader(Walk):
                 except Refused as refused:
                     yield refused
 
-    def _group(self, message: memoryview, about: int, members: int) -> tuple[memoryview, list[memoryview], list[Refused]]:
+    def _group(self, what: str, message: memoryview, about: int, members: int) -> tuple[memoryview, list[memoryview], list[Refused]]:
         """What all members have in common (a message that comes in parts is their concatenation), the members, and where it breaks off."""
-        common, found = b"", []
+        common, found, unknown = b"", [], set()
         try:
             for number, wire_type, value in self.fields(message):
                 if (number, wire_type) == (about, BYTES):
                     common += value
                 elif (number, wire_type) == (members, BYTES):
                     found.append(value)
+                elif number not in (about, SCHEMA_URL):
+                    unknown.add(number)
         except Malformed as error:
             return memoryview(common), found, [Refused("a group of spans breaks off", str(error))]
-        return memoryview(common), found, []
+        return memoryview(common), found, [_misnamed(what, unknown)] if unknown and not found else []
 
     def _origin(self, resource: dict[str, Any], scope: memoryview) -> Origin:
         attributes = self._attributes_of(InstrumentationScope, SCOPE_ATTRIBUTES, scope)
@@ -97,6 +105,11 @@ class _Reader(Walk):
             return kind.FromString(self.with_valid_text(message, kind.DESCRIPTOR))
         except (DecodeError, Malformed) as error:
             raise Refused(f"its {kind.DESCRIPTOR.name} cannot be decoded", str(error)) from error
+
+
+def _misnamed(what: str, unknown: set[int]) -> Refused:
+    """Members in a field that is not theirs (or no longer) would be lost in silence."""
+    return Refused(f"{what} has none of its members", f"fields {', '.join(map(str, sorted(unknown)[:10]))}")
 
 
 def _to_sent(span: WireSpan) -> SentSpan:

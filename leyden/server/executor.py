@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
 from leyden.errors import InvalidRequest, LeydenError, Unavailable
 from leyden.failpoint import failpoint
@@ -142,6 +142,10 @@ class Executor:
     # -- the writer threads --------------------------------------------------------------------------------------------
 
     def _write_until_closed(self) -> None:
+        try:
+            self._connection(self._database.open_writer)
+        except DBAPIError as error:  # it is away, or full: the first write tries again
+            log.info("a writer has no connection yet: %s", self._database.describe(error))
         while batch := self._backlog.take(self._database.max_batch):
             outcomes, changes = self._commit(batch)
             self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes)

@@ -6,15 +6,17 @@ Ids match ``ID_PATTERN``. Every record is immutable: a change is a new record th
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 DEFAULT_QUEUE = "default"
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
-Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
-"""Ids are chosen by whoever creates a record, or by the store. They are never used as paths."""
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]  # chosen by whoever creates a record, or by the store; never used as a path
+_clean = BeforeValidator(lambda text: re.sub("[\ud800-\udfff]", "\ufffd", text) if isinstance(text, str) else text)
+ShortText = Annotated[str, _clean, Field(max_length=256)]  # as long as an index can hold, without lone surrogates
 
 
 class Record(BaseModel):
@@ -80,9 +82,9 @@ class RolloutConfig(Record):
 class Episode(Record):
     """What makes a rollout replayable: the same class, spec and seed is the same task instance."""
 
-    environment_class_id: str | None = Field(None, max_length=256)
-    episode_spec_id: str | None = Field(None, max_length=256)  # equal for all K samples of one task and seed
-    episode_id: str | None = Field(None, max_length=256)  # spec + rollout
+    environment_class_id: ShortText | None = None
+    episode_spec_id: ShortText | None = None  # equal for all K samples of one task and seed
+    episode_id: ShortText | None = None  # spec + rollout
     seed: int | None = None
 
 
@@ -99,7 +101,7 @@ class NewRollout(Record):
     resources_id: Id | None = None  # None: the latest version at the claim
     config: RolloutConfig = RolloutConfig()
     episode: Episode = Episode()
-    group: str | None = Field(None, max_length=256)  # as long as an index can hold, with every database
+    group: ShortText | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     idempotency_key: str | None = Field(None, max_length=256)
 

@@ -37,15 +37,14 @@ class StoreChild:
 
     async def supervise(self) -> None:
         """Start it again whenever it dies, at most ``MAX_RESTARTS`` times. Never returns; raises ``Unavailable`` after the last death."""
-        for restart in range(1, MAX_RESTARTS + 1):
+        for _ in range(MAX_RESTARTS):
             how = await self._death()
             self._board.say(f"the store died ({how}): starting it again on port {self._port} with the same database")
             await self.stop()
             try:
                 await self.start()
-            except Unavailable:  # it died while it started: one death more
-                if restart == MAX_RESTARTS:
-                    raise
+            except Unavailable:  # one death more, and of one that came up too late too
+                await self.stop()
         how = await self._death()
         assert self._child is not None
         last_lines = f"last lines of {self._log}:\n{self._child.tail()}"

@@ -269,6 +269,21 @@ def test_a_store_that_keeps_dying_ends_the_run_with_one_line_and_nobody_waits_fo
     assert [type(error) for error in asked] == [Unavailable]
 
 
+def test_a_store_that_dies_again_while_it_starts_has_died_once_more(own, nothing_left, talk, monkeypatch):
+    monkeypatch.setattr(store_child, "MAX_RESTARTS", 1)
+    wait_ready, starts = store_child.wait_ready, []
+
+    async def second_one_dies(child, *waiting):
+        starts.append(child)
+        if len(starts) == 2:
+            os.kill(child.pid, signal.SIGKILL)
+        await wait_ready(child, *waiting)
+
+    monkeypatch.setattr(store_child, "wait_ready", second_one_dies)
+    with pytest.raises(Unavailable, match="the store died 2 times, at last with signal 9"):
+        Trainer(algorithm=Survives(nothing_left, 1), **own).fit(None, TASKS, board=talk)
+
+
 # -- going on ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -20,16 +20,17 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "leyden").rglob("*.py"))
 MAX_LINES = 400
 
-GROUND = {"types", "errors", "process", "failpoint"}
+GROUND = {"types", "errors", "files", "process", "failpoint"}
 ARROWS = {
     "errors": set(),
     "types": {"errors"},
+    "files": {"errors"},
     "process": {"errors"},
     "failpoint": set(),
     "server": GROUND,
     "proxy": GROUND | {"server"},
     "runners": GROUND | {"server"},
-    "environments": GROUND | {"server"},
+    "environments": GROUND | {"server", "proxy", "runners"},
     "models": GROUND,
     "algorithm": GROUND | {"server", "proxy", "runners", "environments", "models"},
 }

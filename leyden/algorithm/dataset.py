@@ -10,7 +10,7 @@ from typing import Any
 
 from leyden.algorithm.rows import IGNORED, Row
 from leyden.errors import MissingExtra, UsageError
-from leyden.models.files import disk_errors, sha256_of, sync
+from leyden.files import disk_errors, sha256_of, sync
 
 
 def row_id(row: Row) -> str:

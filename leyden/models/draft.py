@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.errors import Conflict
-from leyden.models.files import disk_errors, relative_files, sha256_of, size_of, sync, sync_tree, write_atomically
+from leyden.files import disk_errors, relative_files, sha256_of, size_of, sync, sync_tree, write_atomically
 from leyden.models.version import ADAPTER_WEIGHTS, MANIFEST, Manifest, Merge, Version
 
 

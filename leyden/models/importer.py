@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path
 
 from leyden.errors import LeydenError, MissingExtra, Unavailable, UsageError
+from leyden.files import sha256_of
 from leyden.models.eos import eos_token_ids
-from leyden.models.files import sha256_of
 from leyden.models.template import HERMES, TEMPLATE, read_template
 from leyden.process import spawn, watch_parent
 

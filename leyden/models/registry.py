@@ -17,8 +17,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from leyden.errors import Conflict, LeydenError, NotFound, UsageError
+from leyden.files import disk_errors, relative_files, sha256_of, size_of, write_atomically
 from leyden.models.draft import Draft, make_draft
-from leyden.models.files import disk_errors, relative_files, sha256_of, size_of, write_atomically
 from leyden.models.importer import check_checkpoint
 from leyden.models.template import TEMPLATE, read_template
 from leyden.models.version import MANIFEST, Version, read_version

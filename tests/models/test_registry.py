@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from leyden.errors import Conflict, DiskError, LeydenError, NotFound, UsageError
-from leyden.models.files import sha256_of
+from leyden.files import sha256_of
 from leyden.models.registry import Registry, check_model_dir
 
 

@@ -18,7 +18,7 @@ from leyden.algorithm.dataset import check_rows, read_rows
 from leyden.algorithm.sft.job import RESULT_FILE, TrainJob, TrainProgress
 from leyden.algorithm.sft.lora import check_shape
 from leyden.errors import LeydenError, MissingExtra, Unavailable
-from leyden.models.files import disk_errors, write_atomically
+from leyden.files import disk_errors, write_atomically
 from leyden.process import watch_parent
 
 

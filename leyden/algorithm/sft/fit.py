@@ -22,8 +22,8 @@ from leyden.algorithm.sft.job import TrainJob, TrainProgress, TrainResult
 from leyden.algorithm.sft.monitor import Monitor
 from leyden.algorithm.sft.packing import Collator
 from leyden.algorithm.sft.probe import installed
+from leyden.files import disk_errors, relative_files
 from leyden.models.device import compute_dtype, pick_device
-from leyden.models.files import disk_errors, relative_files
 
 Columns = list[dict[str, list[int]]]  # of each row: ``input_ids`` and ``labels``
 

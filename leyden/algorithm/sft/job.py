@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from leyden.algorithm.sft.config import TrainConfig
-from leyden.models.files import size_of
+from leyden.files import size_of
 from leyden.types import Record
 
 RESULT_FILE = "result.json"

@@ -33,7 +33,7 @@ from typing import Any
 
 from leyden.algorithm.sft.lock import DriverLock
 from leyden.errors import NotFound, UsageError
-from leyden.models.files import disk_errors, write_atomically
+from leyden.files import disk_errors, write_atomically
 from leyden.process import end_leftovers
 
 _REPORTED = (

@@ -15,7 +15,7 @@ from leyden.algorithm.sft.config import TrainConfig
 from leyden.algorithm.sft.interpreter import child_command, resolve_backend
 from leyden.algorithm.sft.job import RESULT_FILE, TrainJob, TrainProgress, TrainResult
 from leyden.errors import Unavailable
-from leyden.models.files import check_space, disk_errors, write_atomically
+from leyden.files import check_space, disk_errors, write_atomically
 from leyden.process import Child, spawn
 
 OFFLINE = {

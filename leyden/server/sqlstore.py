@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import tempfile
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 SWEEP_INTERVAL = 1.0  # seconds
 SLOWEST_SWEEP = 5.0  # seconds between two sweeps that still pass for a busy store
+SLOW = 5  # so many long pauses one after the other are a slow store, fewer are stalls
 MAX_ENQUEUE = 10_000  # rollouts in one call
 MAX_BEAT = 10_000  # leases in one beat
 MAX_QUEUES = 64  # in one claim
@@ -96,7 +98,7 @@ class SQLStore(Capture):
         self._looking: asyncio.Task[None] | None = None
         self._unseen = False
         self._last_sweep = 0
-        self._between_sweeps = 0.0  # seconds
+        self._between_sweeps: deque[float] = deque(maxlen=SLOW)  # the latest ones, in seconds
         self._sweeper: asyncio.Task[None] | None = None
 
     @classmethod
@@ -212,11 +214,14 @@ class SQLStore(Capture):
     async def sweep(self, interval: float = SWEEP_INTERVAL) -> None:
         """Expire leases and deadlines, queue what is due. Time that no store lived through (this loop was stalled, the machine asleep, the
         server away: twice as long as is usual between two sweeps) counts for no lease and no attempt: nobody could hear their beats."""
-        more = True
+        usual = interval
+        if len(self._between_sweeps) == SLOW:  # a store that is only slow does not stop the time
+            usual = max(interval, min(*self._between_sweeps, SLOWEST_SWEEP))
+        before, now, more = self._last_sweep, self._last_sweep, True
         while more:
-            usual = max(interval, min(self._between_sweeps, SLOWEST_SWEEP))  # a store that is only slow does not stop the time
             now, more = await self._executor.write(self._sweep_once, self._last_sweep, microseconds(2 * usual))
-            self._between_sweeps, self._last_sweep = (now - self._last_sweep) / 1e6, now
+            self._last_sweep = now
+        self._between_sweeps.append((now - before) / 1e6)
 
     def _sweep_once(self, tx: Transaction, last: int | None, stall: int) -> tuple[int, bool]:
         if self._database.shared:

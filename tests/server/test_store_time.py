@@ -79,12 +79,24 @@ def test_a_stall_of_the_store_expires_no_lease_that_could_not_beat() -> None:
     run(check)
 
 
+def test_a_stall_right_after_another_expires_no_lease_either() -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task()])
+        (lease,) = await kit.store.claim("w", lease_seconds=2)
+        for _ in range(4):
+            kit.clock.advance(4.3)  # two sweeps with hardly a moment of life between the two stalls
+            await kit.sql.sweep()
+            assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.HELD]
+
+    run(check)
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_a_store_that_is_slow_all_the_time_still_loses_leases(kind: str) -> None:
     async def check(kit: Kit) -> None:
         await kit.store.enqueue([task()])
         (lease,) = await kit.store.claim("w", lease_seconds=10)
-        for _ in range(8):
+        for _ in range(12):
             kit.clock.advance(3)  # a sweep each 3 s instead of each second
             await kit.sql.sweep()
         assert await kit.store.heartbeat("w", [lease.ref]) == [Verdict.LOST]

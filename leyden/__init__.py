@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Unavailable,
         UsageError,
     )
+    from leyden.models.local import aserve_model, serve_model
     from leyden.proxy import LLMProxy
     from leyden.runners import dev, emit_reward, rollout, spawn_runners
     from leyden.runners.hooks import Hook
@@ -47,14 +48,15 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM", "SFT", "Algorithm", "Baseline", "Busy", "Conflict", "Generation", "Hook", "InvalidRequest", "LLMProxy", "LeaseLost",
     "LeydenError", "MissingExtra", "Mode", "NewRollout", "NotFound", "OtelTracer", "PromptTemplate", "Resources", "Reward", "Rollout",
-    "RolloutConfig", "SQLStore", "Span", "StoreClient", "TooLarge", "Trainer", "Triplet", "Unavailable", "UsageError", "dev",
-    "emit_reward", "rollout", "spawn_runners",
+    "RolloutConfig", "SQLStore", "Span", "StoreClient", "TooLarge", "Trainer", "Triplet", "Unavailable", "UsageError",
+    "aserve_model", "dev", "emit_reward", "rollout", "serve_model", "spawn_runners",
 ]  # fmt: skip
 
 _ROOMS = {
     "leyden.algorithm.algorithm": ("Algorithm",),
     "leyden.algorithm.baseline": ("Baseline",),
     "leyden.algorithm.sft.algorithm": ("SFT",),
+    "leyden.models.local": ("aserve_model", "serve_model"),
     "leyden.runners": ("dev", "emit_reward", "rollout", "spawn_runners"),
     "leyden.runners.hooks": ("Hook",),
     "leyden.runners.tracer": ("OtelTracer",),

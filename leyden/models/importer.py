@@ -34,6 +34,18 @@ def default_directory(source: str, models: Path = Path("models")) -> Path:
     return models / (Path(source).name if Path(source).is_dir() else source.replace("/", "--"))
 
 
+def model_directory(source: str, models: Path = Path("models")) -> Path:
+    """Where the model of that name is, or will be imported to. ``models/x`` could also be a hub name: it is a path below our own
+    ``models``, and where there is a directory ``models``."""
+    return Path(source).expanduser() if names_a_path(source, models) else default_directory(source, models)
+
+
+def names_a_path(source: str, models: Path = Path("models")) -> bool:
+    path = Path(source)
+    there = path.parent != Path(".") and path.parent.is_dir()
+    return path.is_dir() or there or path.parent == models or source.startswith((".", "/", "~"))
+
+
 def import_model(source: str, directory: Path, chat_template: str | None = None) -> Path:
     """Write ``source`` into ``directory`` as a self-contained checkpoint (16-bit safetensors, tokenizer, chat template).
 

@@ -25,7 +25,7 @@ from leyden.errors import MissingExtra, UsageError
 from leyden.models.engine import Engine
 from leyden.models.engine_config import EngineConfig
 from leyden.models.engines import choose, make_engine
-from leyden.models.importer import default_directory, import_in_child
+from leyden.models.importer import import_in_child, model_directory, names_a_path
 from leyden.models.registry import Registry, Version, check_model_dir
 from leyden.process import new_marker
 from leyden.types import LLM
@@ -105,7 +105,7 @@ class SFT(Algorithm):
         return Baseline(serve=self._serving)
 
     def _check_serving(self) -> None:
-        if self.model_dir.exists() or self._names_a_path:
+        if self.model_dir.exists() or names_a_path(self.model, self.models):
             check_model_dir(self.model_dir)
         choose(self.engine)
 
@@ -151,13 +151,6 @@ class SFT(Algorithm):
         await asyncio.to_thread(registry.import_version, self.model_dir)
 
     @property
-    def _names_a_path(self) -> bool:
-        """``models/x`` could also be a hub name: it is a path below our own ``models``, and where there is a directory ``models``."""
-        path = Path(self.model)
-        there = path.parent != Path(".") and path.parent.is_dir()
-        return path.is_dir() or there or path.parent == self.models or self.model.startswith((".", "/", "~"))
-
-    @property
     def model_dir(self) -> Path:
         """Where the model is, or will be imported to."""
-        return Path(self.model).expanduser() if self._names_a_path else default_directory(self.model, self.models)
+        return model_directory(self.model, self.models)

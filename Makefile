@@ -2,8 +2,8 @@
 PYTHON ?= python3
 DEMO_ARGS ?=
 TEST_ARGS ?=
-# Most tests wait for processes they started: three at once on two cores take half the time. A file's tests stay together.
-WORKERS ?= -n 3 --dist loadfile
+# Most tests wait for processes they started: four at once on two cores take half the time. A file's tests stay together.
+WORKERS ?= -n 4 --dist loadfile
 
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
@@ -12,7 +12,7 @@ TESTING := .venv/.testing
 .PHONY: demo test test-engines test-faults test-faults-long check clean
 
 demo: $(RUNTIME)  ## the whole loop on a real model, on this machine
-	$(BIN)/python examples/math/sft_allinone.py --preset demo $(DEMO_ARGS)
+	$(BIN)/python examples/math/sft_allinone.py --preset demo --heldout 64 $(DEMO_ARGS)
 
 test: $(TESTING)  ## everything but the two below
 	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/faults $(WORKERS) $(TEST_ARGS)

@@ -17,8 +17,8 @@ from pathlib import Path
 from tasks import MIXES, make_tasks
 
 import leyden
-from leyden.algorithm.statistics import wilson
 from leyden.cli import reported
+from leyden.environments.statistics import wilson
 from leyden.errors import Unavailable, UsageError
 from leyden.models.engine import EmbeddedEngine
 from leyden.process import new_marker

@@ -29,9 +29,11 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--mix", default=DEMO_MIX, help=f"which generated tasks: {', '.join(MIXES)}")
     add("--dataset", metavar="FILE", help="tasks from a .jsonl file with input and target, or a hub dataset, instead of a mix")
     add("--train", type=int, default=160, metavar="N", help="tasks to learn from")
-    add("--heldout", type=int, default=64, metavar="N", help="tasks to measure versions on; 0: do not measure")
+    add("--heldout", type=int, default=128, metavar="N", help="tasks to measure versions on; 0: do not measure")
     add("--attempts", type=int, default=1, metavar="K", help="attempts at each task to learn from")
+    add("--evaluation-attempts", type=int, default=1, metavar="K", help="attempts at each held-out task, at T=1")
     add("--iterations", type=int, default=1, metavar="N")
+    add("--random-control", action="store_true", help="also train on as many attempts at random, and show both beside the base")
     add("--preset", default="demo", help=f"how to train: {', '.join(PRESETS)}")
     add("--max-tokens", type=int, default=64, metavar="N", help="of one answer of the model")
     add("--seed", type=int, default=0, help="of the tasks and of the selection")
@@ -65,6 +67,8 @@ def read_algorithm(args: argparse.Namespace) -> SFT:
         config = SFTConfig(
             iterations=args.iterations,
             attempts=args.attempts,
+            evaluation_attempts=args.evaluation_attempts,
+            random_control=args.random_control,
             max_tokens=args.max_tokens,
             train=TrainConfig.model_validate(preset.model_dump() | where),
             seed=args.seed,

@@ -13,6 +13,11 @@ from leyden.errors import MissingExtra, UsageError
 from leyden.files import disk_errors, sha256_of, sync
 
 
+def dataset_name(arm: str | None = None) -> str:
+    """Of the file of training rows, in its iteration's directory. ``arm``: of what was trained beside the candidate."""
+    return f"{arm}.arrow" if arm else "rows.arrow"
+
+
 def row_id(row: Row) -> str:
     """Names a row by where it came from: the same attempt and calls give the same id in every run."""
     return "row_" + hashlib.sha256("\n".join([row.rollout_id, str(row.attempt), *row.generation_ids]).encode()).hexdigest()[:16]
@@ -71,6 +76,19 @@ def read_rows(path: Path, sha256: str | None = None) -> list[Row]:
         )
         for record in records
     ]
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Only these columns of the file, row by row: the tokens of a large one stay on the disk. Raises ``UsageError`` for a damaged file."""
+    pa = _arrow()
+    try:
+        with pa.memory_map(str(path)) as source:
+            names = pa.ipc.open_file(source).schema.names
+            options = pa.ipc.IpcReadOptions(included_fields=[names.index(column) for column in columns])
+            records: list[dict[str, Any]] = pa.ipc.open_file(source, options=options).read_all().to_pylist()
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise UsageError(f"{path} is not a dataset: {error}") from error
+    return records
 
 
 def check_rows(rows: Sequence[Row], max_length: int | None = None) -> None:

@@ -32,6 +32,7 @@ class NothingToLearn(StrEnum):
     NONE_PASS = "none_pass"
     NO_SPREAD = "no_spread"
     TOO_FEW = "too_few"
+    COLLAPSE = "collapse"  # ``collapse.py``, where it is asked to stop
 
 
 @dataclass(frozen=True)

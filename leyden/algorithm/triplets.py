@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
+from leyden.environments.scored import of_one_source
 from leyden.types import Generation, Reward, Triplet
 
 
@@ -22,11 +23,13 @@ class GenerationsToTriplets:
     """Adapts captured generations. ``refused`` counts, over the adapter's life, what gave no triplet and why.
 
     Rewards follow the recipe's rule. Walking an attempt's calls backwards, the most recent reward carries to the calls before
-    it; a reward positioned on a generation starts at that call, one positioned at "end" at the last call.
+    it; a reward positioned on a generation starts at that call, one positioned at "end" at the last call. Of several sources'
+    rewards, those of ``source`` count, or for each attempt those of the source that spoke first.
     """
 
-    def __init__(self, reward_name: str = "reward") -> None:
+    def __init__(self, reward_name: str = "reward", source: str | None = None) -> None:
         self.reward_name = reward_name
+        self.source = source
         self.refused: Counter[Refusal] = Counter()
         self.unplaced_rewards = 0  # positioned on something that is no call of the attempt, e.g. a tool's span
 
@@ -36,9 +39,8 @@ class GenerationsToTriplets:
         for generation in generations:
             attempts.setdefault((generation.rollout_id, generation.attempt), []).append(generation)
         positioned: dict[tuple[str | None, int | None], dict[str, float]] = {}
-        for reward in rewards:
-            if reward.name == self.reward_name:
-                positioned.setdefault((reward.rollout_id, reward.attempt), {})[reward.position] = reward.value
+        for reward in of_one_source(rewards, self.reward_name, self.source):
+            positioned.setdefault((reward.rollout_id, reward.attempt), {})[reward.position] = reward.value
         return [triplet for key, calls in attempts.items() for triplet in self._adapt_attempt(calls, positioned.get(key, {}))]
 
     def _adapt_attempt(self, calls: Sequence[Generation], rewards: Mapping[str, float]) -> list[Triplet]:

@@ -25,6 +25,12 @@ VERBS = {
     "restore": "Make a store of a backup.",
     "serve": "Serve a model directory with vLLM or the embedded engine.",
     "models": "Import models; list, show, verify and promote versions.",
+    "eval": "Try an agent K times on every task of an environment.",
+    "diff": "Compare two evals of one environment.",
+    "gate": "Say whether a candidate may replace the champion; for CI.",
+    "rescore": "Score the attempts of an eval again, with another scorer.",
+    "export": "Make a dataset of an eval.",
+    "pools": "Check that nothing measured is trained on; list and change task pools.",
     "runs": "List training runs and show what they came to.",
     "doctor": "Look for what would stop or spoil a run, and say what mends it.",
 }

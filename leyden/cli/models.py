@@ -63,13 +63,17 @@ def list_(run: Run = None, models: Models = None, runs: Runs = RUNS, as_json: As
         return _print_json({"versions": rows, "champion": pointers.champion, "previous": pointers.previous})
     marks = {pointers.previous: "previous", pointers.champion: "champion"}
     for version in registry.list():
-        print(f"{version.name:12}{version.manifest.parent or '-':12}{_made(version)}  {marks.get(version.name, '')}".rstrip())
+        mark = marks.get(version.name, version.manifest.arm or "")
+        print(f"{version.name:12}{version.manifest.parent or '-':12}{_made(version)}  {mark}".rstrip())
 
 
 @app.command()
 def show(name: Name = "@champion", run: Run = None, models: Models = None, runs: Runs = RUNS, as_json: AsJson = False) -> None:
     """Show where a version came from."""
-    described = _describe(_find(_registry(run, models, runs), name))
+    registry = _registry(run, models, runs)
+    version = _find(registry, name)
+    judged = [said.model_dump(mode="json") for said in registry.pointers.judgements if said.candidate == version.name]
+    described = _describe(version) | {"judged": judged}
     if as_json:
         return _print_json(described)
     for key, value in described.items():
@@ -77,21 +81,27 @@ def show(name: Name = "@champion", run: Run = None, models: Models = None, runs:
 
 
 @app.command()
-def lineage(name: Name = "@champion", run: Run = None, models: Models = None, runs: Runs = RUNS, as_json: AsJson = False) -> None:
-    """Show what a version was made of, step by step from the imported base."""
+def lineage(
+    name: Annotated[
+        str, typer.Argument(help="A version; or a rollout, a row, or a line of an export (train.jsonl:12).", metavar="VERSION | ID")
+    ] = "@champion",
+    run: Run = None,
+    models: Models = None,
+    runs: Runs = RUNS,
+    rows: Annotated[bool, typer.Option("--rows", help="Of a version: the rows it was trained on, with their rollouts.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Of a row: its token ids and labels.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a version was made of, step by step from the imported base; or every version that learnt from an attempt (exit status 1
+    where nothing is known of it)."""
+    from leyden.cli import lineage as show
+
+    if not name.startswith(("@", "version")):
+        raise typer.Exit(show.of_attempt(name, runs, tokens, as_json))
     registry = _registry(run, models, runs)
     version = _find(registry, name)
     line = [*(registry.get(ancestor) for ancestor in version.manifest.lineage), version]
-    if as_json:
-        return _print_json({"version": version.name, "lineage": [_describe(ancestor) for ancestor in line]})
-    for ancestor in line:
-        manifest = ancestor.manifest
-        if manifest.parent is None:
-            origin = "imported"
-        else:
-            rows = f"dataset {(manifest.dataset_sha256 or 'unknown')[:12]}"
-            origin = f"{manifest.parent} trained on {rows}, run {manifest.run_id or '-'}, iteration {manifest.iteration}"
-        print(f"{ancestor.name:12}{_made(ancestor)}  {origin}")
+    show.of_version(version, line, runs, rows, as_json, _describe, _made)
 
 
 @app.command()

@@ -112,7 +112,8 @@ def _rate(measured: dict[str, Any]) -> str:
 def _decision(iteration: dict[str, Any]) -> str:
     if iteration["nothing_to_learn"]:
         return f"nothing to learn: {iteration['reason']}"
-    return f"{'promoted' if iteration['promoted'] else 'not promoted'}. {iteration['reason'] or ''}".rstrip()
+    told = {"promote": "promoted", "reject": "rejected", "undecided": "undecided"}.get(iteration.get("decision") or "", "not promoted")
+    return f"{'promoted' if iteration['promoted'] else told}. {iteration['reason'] or ''}".rstrip()
 
 
 def _result(history: History) -> str:

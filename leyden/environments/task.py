@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import asyncio
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
+
+from leyden.errors import UsageError
+
+_KEYS = ("input", "expected", "id", "metadata")
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,3 +27,84 @@ class Task:
     expected: Any = None
     id: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def fresh(self) -> Task:
+        """A copy that shares nothing with this one: what an attempt and its scorer are given. Raises ``UsageError`` if something in it
+        cannot be copied."""
+        try:
+            return replace(
+                self, input=copy.deepcopy(self.input), expected=copy.deepcopy(self.expected), metadata=copy.deepcopy(dict(self.metadata))
+            )
+        except Exception as error:  # __deepcopy__ may be anybody's
+            raise UsageError(f"task {self.id!r} cannot be copied: {error}", "make input and expected of plain values") from error
+
+    @classmethod
+    def from_jsonl(cls, path: str | PathLike[str]) -> tuple[Task, ...]:
+        """Read a file of one JSON object a line, with the keys ``input`` (any JSON value), ``expected``, ``id`` (a text or null) and
+        ``metadata`` (an object), of which only ``input`` must be there. UTF-8; blank lines are passed over. An empty file holds no task.
+
+        Raises ``UsageError`` that names the file and the line: an unknown key (``expected_output`` must not silently become no
+        expectation), a key given twice, null metadata, a byte order mark, anything that is not JSON.
+        """
+        file = Path(path)
+        try:
+            text = file.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise UsageError(f"{file}: {error.strerror}", "give the path of a .jsonl file") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{file}: not UTF-8 (byte {error.start})", "save it as UTF-8 without a byte order mark") from error
+        if text.startswith("\ufeff"):
+            raise UsageError(f"{file}:1: the file begins with a byte order mark", "save it as UTF-8 without one")
+        return tuple(_task(cls, line, f"{file}:{number}") for number, line in enumerate(text.split("\n"), 1) if line.strip())
+
+    @classmethod
+    async def afrom_jsonl(cls, path: str | PathLike[str]) -> tuple[Task, ...]:
+        """``from_jsonl`` in a thread."""
+        return await asyncio.to_thread(cls.from_jsonl, path)
+
+
+def resolve_ids(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """The tasks with their ids filled in: the declared one (the same object then), else by the place in the environment, ``t1`` on.
+
+    Raises ``UsageError`` for two of one id, an explicit ``t2`` beside the second task without an id among them.
+    """
+    resolved = tuple(task if task.id is not None else replace(task, id=f"t{place}") for place, task in enumerate(tasks, 1))
+    places: dict[str, int] = {}
+    for place, task in enumerate(resolved, 1):
+        assert task.id is not None
+        if (first := places.setdefault(task.id, place)) != place:
+            raise UsageError(f"tasks {first} and {place} are both called {task.id!r}", "give each task an id of its own")
+    return resolved
+
+
+def _task(cls: type[Task], line: str, where: str) -> Task:
+    try:
+        row = json.loads(line, object_pairs_hook=_no_key_twice)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: {_reason(error)}", "each line is one JSON object") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"{where}: a {type(row).__name__}, not an object", 'write {"input": …, "expected": …} on each line')
+    if unknown := sorted(set(row) - set(_KEYS)):
+        raise UsageError(f"{where}: unknown key {unknown[0]!r}", f"a task has the keys {', '.join(_KEYS)}; put others into metadata")
+    if "input" not in row:
+        raise UsageError(f"{where}: no `input`", 'write {"input": …, "expected": …} on each line')
+    if not isinstance(row.get("id"), str | None) or row.get("id") == "":
+        raise UsageError(f"{where}: `id` is {json.dumps(row['id'])}", "an id is a text, or is left out")
+    if not isinstance(row.get("metadata", {}), dict):
+        raise UsageError(f"{where}: `metadata` is {json.dumps(row['metadata'])[:40]}", "metadata is an object, or is left out")
+    return cls(**row)
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is given twice")
+        found[key] = value
+    return found
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} at column {error.colno}"
+    return str(error) if isinstance(error, ValueError) else "nested too deeply"

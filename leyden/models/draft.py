@@ -35,6 +35,7 @@ class Draft:
         metrics: dict[str, Any] | None = None,
         run_id: str | None = None,
         iteration: int | None = None,
+        arm: str | None = None,
     ) -> Version:
         """Hash and sync every file, write the manifest, rename into place.
 
@@ -53,6 +54,7 @@ class Draft:
                 metrics=metrics or {},
                 run_id=run_id,
                 iteration=iteration,
+                arm=arm,
                 files=files,
                 created_at=time.time_ns() // 1000,
             )

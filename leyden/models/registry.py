@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -38,10 +39,22 @@ class Promotion(Record):
     at: int  # microseconds since the epoch
 
 
+class Judgement(Record):
+    """What the gate said about a candidate, whether or not the pointer moved."""
+
+    candidate: str
+    champion: str | None
+    decision: str  # promote, reject or undecided
+    reason: str
+    verdict: dict[str, Any]  # stages, numbers, power and warnings
+    at: int  # microseconds since the epoch
+
+
 class Pointers(Record):
     champion: str | None = None
     previous: str | None = None
     history: tuple[Promotion, ...] = ()
+    judgements: tuple[Judgement, ...] = ()
 
 
 class Registry:
@@ -72,9 +85,9 @@ class Registry:
         """The imported model a version's line began with: what every merge starts from."""
         return self.get(version.manifest.lineage[0]) if version.manifest.lineage else version
 
-    def find(self, run_id: str, iteration: int) -> Version | None:
+    def find(self, run_id: str, iteration: int, arm: str | None = None) -> Version | None:
         """The version that this iteration of this run made."""
-        made = (v for v in self.list() if (v.manifest.run_id, v.manifest.iteration) == (run_id, iteration))
+        made = (v for v in self.list() if (v.manifest.run_id, v.manifest.iteration, v.manifest.arm) == (run_id, iteration, arm))
         return next(made, None)
 
     def verify_files(self, version: Version) -> Sequence[str]:
@@ -159,6 +172,15 @@ class Registry:
             self._point(version.name, pointers.champion, reason)
         return version
 
+    def judge(self, candidate: str, champion: str | None, decision: str, reason: str, verdict: dict[str, Any]) -> None:
+        """Keep what the gate said. Moves no pointer; saying the same once more changes nothing."""
+        pointers = self.pointers
+        known = [said.model_dump(exclude={"at"}) for said in pointers.judgements]
+        said = {"candidate": candidate, "champion": champion, "decision": decision, "reason": reason, "verdict": verdict}
+        if said not in known:
+            judgement = Judgement.model_validate(said | {"at": time.time_ns() // 1000})
+            self._write(pointers.model_copy(update={"judgements": (*pointers.judgements, judgement)}))
+
     def rollback(self, reason: str = "rolled back") -> Version:
         """Swap champion and previous. Raises ``Conflict`` if nothing was champion before."""
         pointers = self.pointers
@@ -175,7 +197,7 @@ class Registry:
 
     def _resolve(self, pointer: str) -> Version:
         if pointer == "@latest":
-            versions = self.list()
+            versions = [version for version in self.list() if version.manifest.arm is None]
             if not versions:
                 raise NotFound(f"no version in {self.directory}", "import a model first: leyden models import SOURCE")
             return versions[-1]
@@ -189,7 +211,10 @@ class Registry:
 
     def _point(self, champion: str, previous: str | None, reason: str) -> None:
         move = Promotion(champion=champion, previous=previous, reason=reason, at=time.time_ns() // 1000)
-        pointers = Pointers(champion=champion, previous=previous, history=(*self.pointers.history, move))
+        pointers = self.pointers
+        self._write(pointers.model_copy(update={"champion": champion, "previous": previous, "history": (*pointers.history, move)}))
+
+    def _write(self, pointers: Pointers) -> None:
         with disk_errors(self.directory):
             write_atomically(self._pointer_file, pointers.model_dump_json(indent=2))
 

@@ -36,6 +36,7 @@ class Manifest(Record):
     metrics: dict[str, Any] = Field(default_factory=dict)  # what the training child reported, software versions included
     run_id: str | None = None
     iteration: int | None = None
+    arm: str | None = None  # "control": made to compare with, not to serve
     files: dict[str, str]  # relative path → sha256
     created_at: int  # microseconds since the epoch
 

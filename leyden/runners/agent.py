@@ -43,6 +43,11 @@ class Agent:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    @property
+    def needs_llm(self) -> bool:
+        """It asks for an LLM and has no default in its place."""
+        return any(argument.kind is LLM and argument.required for argument in self._arguments)
+
     def bind(self, rollout: Rollout, resources: Mapping[str, Resource]) -> dict[str, Any]:
         """The keyword arguments of one call. Raises ``UsageError`` if a resource that the agent asks for is not there."""
         bound: dict[str, Any] = {}

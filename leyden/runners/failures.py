@@ -31,12 +31,22 @@ class InfrastructureFailure(Exception):
     """Raise it in an agent when the LLM's endpoint or the machine has failed: the attempt is retried rather than scored."""
 
 
+class AttemptFailed(Exception):
+    """For what runs agents on behalf of others, and has found out already whose fault it was."""
+
+    def __init__(self, message: str, kind: FailureKind) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 def classify(error: BaseException) -> FailureKind:
     """INFRASTRUCTURE for an LLM endpoint that cannot be reached or answers 429 or 5xx, TOOL for a tool past its deadline, else AGENT.
 
     An exception raised ``from`` one of these counts as it does, and so does a group that holds one.
     """
     for cause in causes(error):
+        if isinstance(cause, AttemptFailed):
+            return cause.kind
         if isinstance(cause, InfrastructureFailure | Unavailable | Busy) or refusal_code(cause) in GONE_CODES | _BROKEN_CODES:
             return FailureKind.INFRASTRUCTURE
         names = class_names(cause)
@@ -82,4 +92,6 @@ def describe(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # its class may be anybody's
         text = "(it has no text)"
+    if isinstance(error, AttemptFailed):
+        return text[:500]
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__

@@ -19,13 +19,15 @@ from leyden.runners.failures import describe
 
 
 def load_agent(spec: str) -> Agent:
-    """Import the agent. A plain function counts as if it were decorated.
+    """Import the agent. A plain function counts as if it were decorated; an environment makes one of its own (``as_agent``).
 
     Raises ``UsageError`` if the module or the name does not exist, or if the import raises (its cause is what was raised).
     """
     found = load_object(spec)
     if isinstance(found, Agent):
         return found
+    if not inspect.isclass(found) and isinstance(made := getattr(found, "as_agent", lambda: None)(), Agent):
+        return made  # an environment
     if not (inspect.isfunction(found) or inspect.isclass(found)):
         raise UsageError(f"{spec} is no agent but a {type(found).__name__}", "decorate a function or a class with @leyden.rollout")
     return make_agent(found)

@@ -39,15 +39,16 @@ def collecting() -> Iterator[Rewards]:
         _emitted.reset(token)
 
 
-def emit_reward(value: Any, name: str = "reward", position: str = "end") -> None:
+def emit_reward(value: Any, name: str = "reward", position: str = "end", source: str = "agent") -> None:
     """Give the running rollout a reward, or the part of it at ``position`` (a generation's id). Each once; the same value again is a no-op.
+    ``source``: who says so, for instance a verifier's digest.
 
     Raises ``BadReward`` for anything but a finite number, or for a second value; ``UsageError`` outside a rollout.
     """
     rewards = _emitted.get()
     if rewards is None:
         raise UsageError("emit_reward() was called outside a rollout", "call it inside a function decorated with @leyden.rollout")
-    add_reward(rewards, value, name, position)
+    add_reward(rewards, value, name, position, source)
 
 
 def add_answer(rewards: Rewards, answer: Any) -> None:
@@ -61,10 +62,10 @@ def add_answer(rewards: Rewards, answer: Any) -> None:
         add_reward(rewards, answer, "reward")
 
 
-def add_reward(rewards: Rewards, value: Any, name: Any, position: str = "end") -> None:
+def add_reward(rewards: Rewards, value: Any, name: Any, position: str = "end", source: str = "agent") -> None:
     if not isinstance(name, str) or not 0 < len(name) <= 128:
         raise BadReward(f"a reward's name is a text of 1 to 128 characters, not {name!r:.60}", 'for instance {"reward": 1.0}')
-    reward = Reward(name=name, value=_number(value, name), position=position)
+    reward = Reward(name=name, value=_number(value, name), source=source, position=position)
     first = rewards.setdefault((name, position), reward)
     if first != reward:
         raise BadReward(f"two values for reward {name!r}: {first.value} and {reward.value}", "give each reward its own name")

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from leyden.server.executor import Executor
 from leyden.server.intake import Intake
+from leyden.server.interface import AttemptEnd
+from leyden.server.operations import attempts as attempt_ops
 from leyden.server.operations import captured as captured_ops
 from leyden.server.operations import generations as generation_ops
 from leyden.server.operations import rejections as rejection_ops
@@ -15,8 +17,8 @@ from leyden.server.operations import spans as span_ops
 from leyden.server.operations import traces as trace_ops
 from leyden.server.queries import SpanQuery, Trace, TraceQuery
 from leyden.server.rejected import Rejected
-from leyden.server.rows import Batch, generation_batch, span_batches
-from leyden.types import Generation, LeaseRef, Rejection, Reward, Span
+from leyden.server.rows import Batch, batch_of_spans, generation_batch, span_batches
+from leyden.types import Generation, LeaseRef, Rejection, Reward, RolloutState, Span
 
 
 class Capture:
@@ -55,6 +57,17 @@ class Capture:
 
     async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
         await self._executor.write(reward_ops.add_rewards, ref, tuple(rewards))
+
+    async def add_scores(self, rollout_id: str, attempt: int, rewards: Sequence[Reward]) -> None:
+        await self._executor.write(reward_ops.add_scores, rollout_id, attempt, tuple(rewards))
+
+    async def end_many(self, ends: Sequence[AttemptEnd]) -> list[RolloutState | None]:
+        named = [
+            span.model_copy(update={"rollout_id": end.ref.rollout_id, "attempt": end.ref.attempt}) for end in ends for span in end.spans
+        ]
+        batch = await self.intake.work(batch_of_spans, named)
+        with self._room_for([batch]):
+            return await self._executor.write_bulk(batch.size, attempt_ops.end_many, tuple(ends), batch)
 
     async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
         return await self._executor.read(span_ops.list_spans, rollout_id, attempt)

@@ -211,6 +211,10 @@ class StoreClient:
     async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
         await self._post("/v1/rewards", messages.AddRewards(ref=ref, rewards=list(rewards)), None)
 
+    async def add_scores(self, rollout_id: str, attempt: int, rewards: Sequence[Reward]) -> None:
+        body = _checked(messages.AddScores, {"rollout_id": rollout_id, "attempt": attempt, "rewards": list(rewards)})
+        await self._post("/v1/scores", body, None)
+
     async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
         return await self._get(f"/v1/rollouts/{_part(rollout_id)}/spans", messages.SPANS, attempt=attempt)
 

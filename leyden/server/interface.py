@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from leyden.server.queries import Prune, Pruned, RolloutFilters, SpanQuery, Trace, TraceQuery
@@ -24,6 +26,7 @@ from leyden.types import (
     Resources,
     Reward,
     Rollout,
+    RolloutState,
     Run,
     RunState,
     Span,
@@ -44,6 +47,17 @@ def new_key() -> str:
 def with_keys(rollouts: Sequence[NewRollout]) -> tuple[NewRollout, ...]:
     """Each with an idempotency key, its own or a new one."""
     return tuple(item if item.idempotency_key is not None else item.model_copy(update={"idempotency_key": new_key()}) for item in rollouts)
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """How the holder of ``ref`` ended its attempt: without a ``failure`` it succeeded. ``spans`` are stored with it."""
+
+    ref: LeaseRef
+    rewards: Sequence[Reward] = ()
+    spans: Sequence[Span] = ()
+    failure: FailureKind | None = None
+    error: str | None = None
 
 
 class Store(Protocol):
@@ -148,6 +162,11 @@ class Store(Protocol):
         """Unique on (rollout, attempt, name, source, position): same value no-op, different value ``Conflict``."""
         ...
 
+    async def add_scores(self, rollout_id: str, attempt: int, rewards: Sequence[Reward]) -> None:
+        """Rewards of an attempt that has ended, by somebody who holds no lease: all or none, unique as above. Each names its ``source``,
+        which is not "agent". Raises ``Conflict`` while the attempt runs."""
+        ...
+
     async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]: ...
     async def query_spans(self, query: SpanQuery) -> list[Span]:
         """In order of arrival, at most ``limit`` (≤ 10,000); page on with ``after``, the last one's ``trace_id-span_id``."""
@@ -227,3 +246,19 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class LocalStore(Store, Protocol):
+    """A store in this process. It can do a little more than one over HTTP."""
+
+    async def end_many(self, ends: Sequence[AttemptEnd]) -> list[RolloutState | None]:
+        """End attempts with their spans and rewards, all in one transaction, at half the cost of one by one. Returns what each rollout
+        became; None where the lease was lost, of which nothing is stored. Raises ``Conflict`` as ``add_rewards`` does, for all of them."""
+        ...
+
+
+async def open_store(path: Path) -> LocalStore:
+    """The store on a file, in this process and in the event loop that calls. Raises ``UsageError`` for one that is open elsewhere."""
+    from leyden.server.sqlstore import SQLStore
+
+    return await SQLStore.open(path)

@@ -103,6 +103,12 @@ class AddRewards(Record):
     rewards: list[Reward]
 
 
+class AddScores(Record):
+    rollout_id: str
+    attempt: int = Field(ge=1, lt=2**31)
+    rewards: list[Reward]
+
+
 class OfRollouts(Record):
     rollout_ids: list[str]
     attempt: int | None = None

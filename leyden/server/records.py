@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Row
@@ -28,6 +29,12 @@ from leyden.types import (
 )
 
 
+@lru_cache(maxsize=256)
+def rollout_config(data: bytes) -> RolloutConfig:
+    """Thousands of rollouts are queued with the same one."""
+    return RolloutConfig.model_validate_json(data)
+
+
 def failure_kind(value: str | None) -> FailureKind | None:
     return None if value is None else FailureKind(value)
 
@@ -43,7 +50,7 @@ def rollout(row: Row[Any]) -> Rollout:
         run_id=row.run_id,
         iteration=row.iteration,
         resources_id=row.resources_id,
-        config=RolloutConfig.model_validate_json(row.config),
+        config=rollout_config(row.config),
         episode=Episode(
             environment_class_id=row.environment_class_id,
             episode_spec_id=row.episode_spec_id,

@@ -49,6 +49,15 @@ def span_batches(spans: Iterable[Span]) -> Iterator[Batch]:
     yield batch
 
 
+def batch_of_spans(spans: Iterable[Span]) -> Batch:
+    """All in one, however many: for a caller who has chosen how many go into one commit."""
+    batch = Batch()
+    for span in spans:
+        pieces: Pieces = {}
+        batch.add(_span_row(span, pieces), pieces)
+    return batch
+
+
 def _span_row(span: Span, pieces: Pieces) -> dict[str, Any]:
     sent = {"events": span.events, "links": span.links, "resource": span.resource}
     kept = {name: canonical(value) if value else value for name, value in sent.items()}

@@ -128,11 +128,12 @@ def _rewarded(history: History, found: Snapshot) -> Iterator[str]:
     for row in found.rewards:
         kept.setdefault((row.rollout_id, row.attempt, row.name, row.source, row.position), []).append(row.value)
     maybe = set()
-    for operation in ("add_rewards", "complete"):
+    for operation in ("add_rewards", "complete", "add_scores"):
         for event in history.of(operation, *MAYBE):
-            ref = event.asked["ref"]
+            ref = event.asked.get("ref")
+            attempt = (event.asked["rollout_id"], event.asked["attempt"]) if ref is None else (ref.rollout_id, ref.attempt)
             for reward in event.asked["rewards"]:
-                key = (ref.rollout_id, ref.attempt, reward.name, reward.source, reward.position)
+                key = (*attempt, reward.name, reward.source, reward.position)
                 maybe.add(key)
                 if event.outcome is Outcome.OK and kept.get(key) != [reward.value]:
                     yield f"I6: reward {key} = {reward.value} was acknowledged, kept are {kept.get(key)}"

@@ -96,6 +96,7 @@ async def play_round(witness: Witness, url: str, number: int) -> None:
     await ok("add_generations", ref=first.ref, generations=[generation(first.ref, i) for i in range(2)])
     await ok("add_rewards", ref=first.ref, rewards=[Reward(name="early", value=0.5, position="p1")])
     await ok("complete", ref=first.ref, rewards=[Reward(value=1.0), Reward(name="other", value=2.0)])
+    await ok("add_scores", rollout_id=first.rollout.id, attempt=1, rewards=[Reward(value=0.5, source="verifier")])
     await ok("fail", ref=second.ref, failure=FailureKind.TOOL, error="broken")
     await ok("release", ref=third.ref)
     await ok("stop_worker", worker_id=worker)  # hands the fourth back

@@ -242,6 +242,42 @@ def test_promote_and_roll_back(registry):
     assert history[1].reason == "0.2 → 0.6" and history[-1].reason == "worse in use"
 
 
+def test_what_the_gate_said_is_kept_once_and_moves_nothing(registry):
+    verdict = {"stages": [{"name": "pass rate", "outcome": "failed"}]}
+    for _ in range(2):  # a driver that died before it wrote the step down says it again
+        registry.judge("version_1", "version_0", "reject", "worse", verdict)
+    registry.judge("version_1", "version_0", "undecided", "neither", {})
+    said = registry.pointers.judgements
+    assert [(one.candidate, one.champion, one.decision, one.reason) for one in said] == [
+        ("version_1", "version_0", "reject", "worse"), ("version_1", "version_0", "undecided", "neither"),
+    ]  # fmt: skip
+    assert said[0].verdict == verdict
+    assert registry.pointers.champion == "version_0"
+    registry.promote("version_0", "again")
+    registry._point("version_0", None, "moved")
+    assert len(registry.pointers.judgements) == 2
+
+
+def test_pointers_that_an_older_version_wrote_are_read(registry):
+    path = registry.directory / "pointers.json"
+    kept = json.loads(path.read_text())
+    del kept["judgements"]
+    path.write_text(json.dumps(kept))
+    assert registry.pointers.champion == "version_0"
+    assert registry.pointers.judgements == ()
+
+
+def test_what_is_made_to_compare_with_is_neither_the_latest_nor_its_iterations_version(registry):
+    for arm in (None, "control"):
+        draft = registry.new_draft(registry.get("version_0"))
+        (draft.path / "config.json").write_text(str(arm))
+        draft.commit(run_id="run", iteration=1, arm=arm)
+    assert [version.manifest.arm for version in registry.list()] == [None, None, "control"]
+    assert registry.get("@latest").name == "version_1"
+    assert registry.find("run", 1).name == "version_1"
+    assert registry.find("run", 1, "control").name == "version_2"
+
+
 def test_nothing_to_roll_back_to(registry):
     with pytest.raises(Conflict, match="no previous champion"):
         registry.rollback()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from storekit import Kit, make_generation, make_span, run, task
 
-from leyden.errors import Conflict, InvalidRequest
+from leyden.errors import Conflict, InvalidRequest, NotFound
 from leyden.types import (
     Reward,
 )
@@ -72,6 +72,29 @@ def test_a_generation_loses_its_secrets(kind: str) -> None:
         (kept,) = await kit.store.list_generations([lease.ref.rollout_id])
         assert kept.sampling == {"api_key": "[redacted]", "seed": 1}
         assert kept.response == kept.request["messages"][0] == message | {"content": "use [redacted]"}
+
+    run(check, kind)
+
+
+def test_an_attempt_that_has_ended_is_scored_again_under_another_name(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task()])
+        (lease,) = await kit.store.claim("w")
+        rollout, again = lease.ref.rollout_id, [Reward(value=0.25, source="v2"), Reward(name="passed", value=0.0, source="v2")]
+        with pytest.raises(Conflict, match="has not ended"):
+            await kit.store.add_scores(rollout, 1, again)
+        await kit.store.complete(lease.ref, [Reward(value=1.0, source="v1")])
+        for _ in range(2):
+            await kit.store.add_scores(rollout, 1, again)
+        with pytest.raises(Conflict, match="already 0.25"):
+            await kit.store.add_scores(rollout, 1, [Reward(name="new", value=1.0, source="v2"), Reward(value=0.5, source="v2")])
+        with pytest.raises(InvalidRequest, match="the attempt's own"):
+            await kit.store.add_scores(rollout, 1, [Reward(value=0.5)])
+        for unknown in ((rollout, 2), ("nobody", 1)):
+            with pytest.raises(NotFound, match="has no attempt"):
+                await kit.store.add_scores(*unknown, again)
+        kept = [(reward.name, reward.source, reward.value) for reward in await kit.store.list_rewards([rollout])]
+        assert kept == [("reward", "v1", 1.0), ("reward", "v2", 0.25), ("passed", "v2", 0.0)]
 
     run(check, kind)
 

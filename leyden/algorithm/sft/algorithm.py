@@ -20,7 +20,7 @@ from leyden.algorithm.sft.rundir import RunDir
 from leyden.algorithm.sft.serving import living
 from leyden.algorithm.sft.settings import SFTConfig
 from leyden.algorithm.sft.summary import Summary
-from leyden.algorithm.sft.tasks import check_disjoint, number_tasks
+from leyden.algorithm.sft.tasks import LoopTask, check_disjoint, number_tasks
 from leyden.errors import MissingExtra, UsageError
 from leyden.models.engine import Engine
 from leyden.models.engine_config import EngineConfig
@@ -47,6 +47,7 @@ class SFT(Algorithm):
     model: str = "smollm2"
     engine: EngineConfig = field(default_factory=EngineConfig)
     models: Path = Path("models")
+    regression_dataset: Any = None  # tasks of another kind for the same agent: measured once a version, which must not be worse at them
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Summary:
         """Improve the model on ``train_dataset``, judged on ``val_dataset``: JSON tasks, none of them in both."""
@@ -59,7 +60,7 @@ class SFT(Algorithm):
 
         parts = Parts(context.run, context.board, context.store, context.proxy, registry, engine_for, context.marker)
         train, heldout = number_tasks(as_list(train_dataset)), number_tasks(as_list(val_dataset))
-        return await run_sft(parts, self.config, train, heldout)
+        return await run_sft(parts, self.config, train, heldout, self._regression)
 
     def check(self, train_dataset: Any, val_dataset: Any) -> None:
         """Raises ``UsageError`` for tasks, a model, an engine or an environment that cannot do."""
@@ -70,7 +71,7 @@ class SFT(Algorithm):
         train, heldout = number_tasks(as_list(train_dataset)), number_tasks(as_list(val_dataset))
         if not train:
             raise UsageError("there are no tasks to learn from", "give at least one")
-        check_disjoint(train, heldout)
+        check_disjoint(train, [*heldout, *self._regression])
         self._check_serving()
         if elsewhere or self.config.train.backend == "unsloth":
             asyncio.run(resolve_backend(self.config.train, marker=new_marker()))
@@ -82,6 +83,7 @@ class SFT(Algorithm):
             "model": str(self.model_dir),
             "train_tasks": [task.id for task in number_tasks(as_list(train_dataset))],
             "heldout_tasks": [task.id for task in number_tasks(as_list(val_dataset))],
+            "regression_tasks": [task.id for task in self._regression],
             "sft": self.config.model_dump(mode="json"),
             "engine": self.engine.model_dump(mode="json"),
         }
@@ -95,6 +97,7 @@ class SFT(Algorithm):
             model=model,
             train=len(as_list(train_dataset)),
             heldout=len(as_list(val_dataset)),
+            regression=len(self._regression),
             tasks_from=tasks_from,
             engine=str(choose(self.engine)),
         )
@@ -149,6 +152,10 @@ class SFT(Algorithm):
             with context.board.step(f"import {self.model} into {self.model_dir}"):
                 await import_in_child(self.model, self.model_dir, marker=context.marker, log_path=context.run.log("import"))
         await asyncio.to_thread(registry.import_version, self.model_dir)
+
+    @property
+    def _regression(self) -> list[LoopTask]:
+        return number_tasks(as_list(self.regression_dataset))
 
     @property
     def model_dir(self) -> Path:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 from leyden.algorithm.sft.report import Board, StepView, clock
+from leyden.environments.scored import of_one_source
 from leyden.errors import Conflict, Unavailable
 from leyden.server.interface import Store
 from leyden.types import Generation, NewRollout, Reward, Rollout, RolloutState
@@ -149,10 +150,10 @@ def _why(rollout: Rollout) -> str:
 
 
 def last_rewards(rewards: Iterable[Reward]) -> Mapping[str, float]:
-    """Rollout id → its reward: the one at the end, else the one given last."""
+    """Rollout id → its reward: the one at the end, else the one given last; of the source that spoke first."""
     last: dict[str, Reward] = {}
-    for reward in rewards:
-        if reward.name == REWARD and reward.rollout_id:
+    for reward in of_one_source(rewards, REWARD):
+        if reward.rollout_id:
             known = last.get(reward.rollout_id)
             if known is None or known.position != "end":
                 last[reward.rollout_id] = reward

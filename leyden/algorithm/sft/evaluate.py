@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from leyden.algorithm.sft.collect import Ended
-from leyden.algorithm.sft.settings import GREEDY, SAMPLED
-from leyden.algorithm.statistics import Interval, PairedComparison, compare_paired, wilson
-from leyden.types import Record
+from leyden.algorithm.sft.collect import REWARD, Ended, count_tokens
+from leyden.environments.gate import Gate
+from leyden.environments.judging import judge
+from leyden.environments.outcomes import Outcome, Outcomes
+from leyden.environments.statistics import Interval, wilson_by_task
+from leyden.environments.verdict import Verdict
+from leyden.types import Generation, Record, Reward
+
+DIMENSION = f"{REWARD}."  # a reward of this name and more is a dimension, which a gate may ask for
 
 
 class Measurement(Record):
-    """One version at one temperature, one attempt a task. ``passed[i]`` is None where task i could not be scored.
+    """One version at one temperature, each task tried ``attempts`` times: what came of task i stands from ``i * attempts`` on.
 
-    The rate is over the planned tasks, so an unscored one counts against it, and is reported beside it.
+    ``passed`` is None where an attempt could not be scored. The rate is over the planned attempts, so an unscored one counts against it,
+    and is reported beside it. ``tokens``: read and sampled.
     """
 
     temperature: float
+    attempts: int = 1
     passed: tuple[bool | None, ...]
+    tokens: tuple[int | None, ...] = ()
+    dimensions: tuple[dict[str, float], ...] = ()
 
     @property
     def n(self) -> int:
-        return len(self.passed)
+        """Tasks."""
+        return len(self.passed) // self.attempts
 
     @property
     def scored(self) -> int:
@@ -34,11 +45,25 @@ class Measurement(Record):
 
     @property
     def rate(self) -> float:
-        return self.passes / self.n if self.n else 0.0
+        return self.passes / len(self.passed) if self.passed else 0.0
 
     @property
     def interval(self) -> Interval:
-        return wilson(self.passes, self.n)
+        by_task = (self.passed[start : start + self.attempts] for start in range(0, len(self.passed), self.attempts))
+        return wilson_by_task((sum(outcome is True for outcome in task), self.attempts) for task in by_task)
+
+    def outcomes(self, version: str) -> Outcomes:
+        """For the gate. A task is called by its place."""
+        attempts = [
+            Outcome(
+                passed=passed,
+                tokens=self.tokens[place] if self.tokens else None,
+                dimensions=self.dimensions[place] if self.dimensions else {},
+            )
+            for place, passed in enumerate(self.passed)
+        ]
+        tasks = {str(i): tuple(attempts[i * self.attempts : (i + 1) * self.attempts]) for i in range(self.n)}
+        return Outcomes(version, tasks, planned=len(attempts))
 
     def as_summary(self) -> dict[str, Any]:
         low, high = self.interval.low, self.interval.high
@@ -47,73 +72,68 @@ class Measurement(Record):
             "low": round(low, 4),
             "high": round(high, 4),
             "n": self.n,
+            "attempts": self.attempts,
             "passed": self.passes,
             "scored": self.scored,
         }
 
     def __str__(self) -> str:
-        unscored = f", {self.n - self.scored} unscored" if self.scored < self.n else ""
-        return f"{self.rate:.2f} ({self.interval}{unscored})"
+        missing = len(self.passed) - self.scored
+        return f"{self.rate:.2f} ({self.interval}{f', {missing} unscored' if missing else ''})"
 
 
 class Evaluation(Record):
-    """One version on the held-out tasks: sampled at T=1 and greedily at T=0."""
+    """One version on the held-out tasks, sampled at T=1 and greedily at T=0, and greedily on the regression tasks where there are any."""
 
     version: str
     sampled: Measurement
     greedy: Measurement
+    regression: Measurement | None = None
 
     def as_summary(self) -> dict[str, Any]:
-        return {"version": self.version, **self.sampled.as_summary(), "greedy": self.greedy.as_summary()}
+        regression = {"regression": self.regression.as_summary()} if self.regression else {}
+        return {"version": self.version, **self.sampled.as_summary(), "greedy": self.greedy.as_summary(), **regression}
 
 
-class Decision(Record):
-    promote: bool
-    verdict: str
-    evidence: str | None = None
-
-    @property
-    def reason(self) -> str:
-        return f"{self.verdict}: {self.evidence}" if self.evidence else self.verdict
-
-
-def measure(ended: Sequence[Ended], temperature: float, passing: float) -> Measurement:
-    """``ended``: one rollout a task, in the tasks' order. One without a reward is unscored."""
+def measure(
+    ended: Sequence[Ended],
+    temperature: float,
+    passing: float,
+    attempts: int = 1,
+    generations: Iterable[Generation] = (),
+    rewards: Iterable[Reward] = (),
+) -> Measurement:
+    """``ended``: the rollouts, task by task, ``attempts`` each. One without a reward is unscored. ``generations`` and ``rewards`` of these
+    rollouts, others among them are left out."""
+    calls: dict[str, list[Generation]] = defaultdict(list)
+    for generation in generations:
+        calls[generation.rollout_id].append(generation)
+    named = _dimensions(rewards)
+    ids = [end.rollout.id for end in ended]
     return Measurement(
         temperature=temperature,
+        attempts=attempts,
         passed=tuple(None if end.reward is None else end.reward >= passing for end in ended),
+        tokens=tuple(count_tokens(calls[name]).total() if name in calls else None for name in ids),
+        dimensions=tuple(named.get(name, {}) for name in ids) if named else (),
     )
 
 
-def decide(champion: Evaluation, candidate: Evaluation, alpha: float) -> Decision:
-    """The promotion gate: sampled better beyond chance, and greedily not worse beyond chance (McNemar's exact test, one-sided)."""
-    sampled = _compare(champion.sampled, candidate.sampled)
-    greedy = _compare(champion.greedy, candidate.greedy)
-    better = sampled.p_higher < alpha
-    worse = greedy.p_lower < alpha
-    if not better:
-        verdict = f"{candidate.version} is not better than {champion.version} beyond chance"
-    elif worse:
-        verdict = f"{candidate.version} is better sampled, but worse greedily"
-    else:
-        verdict = f"{candidate.version} is better than {champion.version}"
-    return Decision(
-        promote=better and not worse,
-        verdict=verdict,
-        evidence=f"{_tell(SAMPLED, champion.sampled, candidate.sampled, sampled, sampled.p_higher)}; "
-        f"{_tell(GREEDY, champion.greedy, candidate.greedy, greedy, greedy.p_lower if worse else greedy.p_higher)}",
-    )
+def judge_versions(champion: Evaluation, candidate: Evaluation, gate: Gate) -> Verdict:
+    """The promotion gate: sampled better beyond chance, greedily not worse, and whatever else ``gate`` asks for."""
+    pair = (champion.version, champion), (candidate.version, candidate)
+    before, after = (evaluation.sampled.outcomes(name) for name, evaluation in pair)
+    greedy_before, greedy_after = (evaluation.greedy.outcomes(name) for name, evaluation in pair)
+    regression = None
+    if champion.regression and candidate.regression:
+        regression = champion.regression.outcomes(champion.version), candidate.regression.outcomes(candidate.version)
+    return judge(before, after, gate, regression=regression, greedy=(greedy_before, greedy_after))
 
 
-def _compare(first: Measurement, second: Measurement) -> PairedComparison:
-    """Over the tasks that both could be scored on."""
-    pairs = zip(first.passed, second.passed, strict=True)
-    return compare_paired((a, b) for a, b in pairs if a is not None and b is not None)
-
-
-def _tell(temperature: float, first: Measurement, second: Measurement, comparison: PairedComparison, p: float) -> str:
-    low, high = comparison.interval.low, comparison.interval.high
-    return (
-        f"T={temperature:g} {first.rate:.2f} → {second.rate:.2f} "
-        f"({comparison.difference:+.2f} on {comparison.pairs} tasks, 95 % {low:+.2f} to {high:+.2f}, p = {p:.2g})"
-    )
+def _dimensions(rewards: Iterable[Reward]) -> Mapping[str, dict[str, float]]:
+    """Rollout id → dimension → its value."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for reward in rewards:
+        if reward.rollout_id and reward.name.startswith(DIMENSION):
+            found[reward.rollout_id][reward.name.removeprefix(DIMENSION)] = reward.value
+    return found

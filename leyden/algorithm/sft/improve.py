@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from leyden.algorithm.dataset import supervised_tokens, write_rows
+from leyden.algorithm.dataset import dataset_name, supervised_tokens, write_rows
 from leyden.algorithm.rows import Row
 from leyden.algorithm.sft.job import TrainJob, TrainProgress, TrainResult
 from leyden.algorithm.sft.settings import SFTConfig
@@ -27,19 +27,32 @@ if TYPE_CHECKING:
 
 
 class Improvement:
-    """One iteration's candidate, from the rows it learns to the version it becomes."""
+    """One iteration's candidate, from the rows it learns to the version it becomes.
 
-    def __init__(self, parts: Parts, config: SFTConfig, steps: Steps, iteration: int, parent: Version, rows: Sequence[Row]) -> None:
+    ``arm``: None for the candidate itself; else the name of what is made beside it, to compare with.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: SFTConfig,
+        steps: Steps,
+        iteration: int,
+        parent: Version,
+        rows: Sequence[Row],
+        arm: str | None = None,
+    ) -> None:
         self.parts, self.config, self.steps = parts, config, steps
-        self.iteration, self.parent = iteration, parent
-        self._dataset = parts.run.path / f"iteration_{iteration}" / "rows.arrow"
+        self.iteration, self.parent, self.arm = iteration, parent, arm
+        self._suffix = f"-{arm}" if arm else ""
+        self._dataset = parts.run.path / f"iteration_{iteration}" / dataset_name(arm)
         self._sha256 = write_rows(self._dataset, rows)
         self._tokens = supervised_tokens(rows)
         self._inputs = self._job(Path()).model_dump(
             mode="json", exclude={"output_dir", "dataset_path", "base_dir", "parent_dir", "parent_adapter_dir"}
         ) | {"parent": parent.name, "base": parts.registry.base_of(parent).name}  # not paths: a run may be moved
-        done = steps.finished(iteration, "train", self._inputs)
-        self._committed = parts.registry.find(parts.run.id, iteration)
+        done = steps.finished(iteration, f"train{self._suffix}", self._inputs)
+        self._committed = parts.registry.find(parts.run.id, iteration, arm)
         self._draft = self._left_behind(done["draft"]) if done and not self._committed else None
 
     @property
@@ -71,9 +84,9 @@ class Improvement:
         return draft
 
     async def _train(self, draft: Draft) -> Draft:
-        title = f"train {draft.name}"
+        title = f"train {draft.name}{f' ({self.arm})' if self.arm else ''}"
         try:
-            async with self.steps.open(self.iteration, "train", title, self._inputs) as step:
+            async with self.steps.open(self.iteration, f"train{self._suffix}", title, self._inputs) as step:
 
                 def show(progress: TrainProgress) -> None:
                     loss = f"loss {progress.loss:.3f}" if progress.loss is not None else "starting"
@@ -98,10 +111,10 @@ class Improvement:
     async def _verify(self) -> Version:
         made = self._committed or self._draft
         assert made is not None
-        inputs = {"version": made.name, "dataset_sha256": self._sha256}
-        if self._committed and self.steps.finished(self.iteration, "verify", inputs) is not None:
+        name, inputs = f"verify{self._suffix}", {"version": made.name, "dataset_sha256": self._sha256}
+        if self._committed and self.steps.finished(self.iteration, name, inputs) is not None:
             return self._committed
-        async with self.steps.open(self.iteration, "verify", f"verify {made.name}", inputs) as step:
+        async with self.steps.open(self.iteration, name, f"verify {made.name}", inputs) as step:
             version = self._committed or await self._check_and_commit()
             step.outputs = {"version": version.name, "checks": version.manifest.metrics["checks"]}
             step.view.update(note=f"{len(step.outputs['checks'])} checks passed")
@@ -125,6 +138,7 @@ class Improvement:
             metrics=check_result(job).model_dump(mode="json", exclude={"files"}) | {"checks": report.model_dump(mode="json")["checks"]},
             run_id=parts.run.id,
             iteration=self.iteration,
+            arm=self.arm,
         )
 
     def _job(self, output_dir: Path) -> TrainJob:

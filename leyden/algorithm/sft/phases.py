@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from leyden.algorithm.collapse import check_collapse, mean_length
 from leyden.algorithm.dataset import row_id
+from leyden.algorithm.random_control import ARM, random_rows
 from leyden.algorithm.rows import Row, RowsReport, build_rows
-from leyden.algorithm.selection import Selection, select
+from leyden.algorithm.selection import NothingToLearn, Selection, select
 from leyden.algorithm.sft.collect import Ended, Patience, count_tokens, read_captured, read_ended, run_rollouts
 from leyden.algorithm.sft.driver import Driver
-from leyden.algorithm.sft.evaluate import Decision, Evaluation, decide, measure
+from leyden.algorithm.sft.evaluate import Evaluation, judge_versions, measure
 from leyden.algorithm.sft.improve import Improvement
 from leyden.algorithm.sft.job import TrainResult
 from leyden.algorithm.sft.report import Board
@@ -26,6 +28,7 @@ from leyden.algorithm.sft.settings import GREEDY, SAMPLED, SFTConfig
 from leyden.algorithm.sft.steps import Step, Steps, fingerprint
 from leyden.algorithm.sft.tasks import LoopTask
 from leyden.algorithm.triplets import GenerationsToTriplets
+from leyden.environments.verdict import Decision, Verdict
 from leyden.errors import Conflict
 from leyden.models.eos import eos_token_ids
 from leyden.models.registry import Registry
@@ -84,13 +87,21 @@ class Phases:
     """The steps of one run, bound to its parts and its tasks."""
 
     def __init__(
-        self, parts: Parts, config: SFTConfig, train_tasks: Sequence[LoopTask], heldout: Sequence[LoopTask], driver: Driver
+        self,
+        parts: Parts,
+        config: SFTConfig,
+        train_tasks: Sequence[LoopTask],
+        heldout: Sequence[LoopTask],
+        regression: Sequence[LoopTask],
+        driver: Driver,
     ) -> None:
         self.parts = parts
         self.config = config
         self.train_tasks = train_tasks
         self.heldout = heldout
+        self.regression = regression
         self.driver = driver
+        self.first_length: float | None = None  # of a row in the run's first collection
         self.tokens: Counter[str] = Counter()  # read and sampled by the model in all rollouts, each one's last attempt
         self.calls: Counter[str] = Counter()  # what the proxy counted in finished steps
         self.steps = Steps(parts.run, parts.board, driver)
@@ -111,7 +122,8 @@ class Phases:
                 f"the store does not know run {run.id}, of which {len(manifests)} steps are finished",
                 "go on with the store that it ran with, or start afresh with --new",
             )
-        registry.sweep_drafts(keep=[manifest["outputs"]["draft"] for manifest in manifests if manifest["step"] == "train"])
+        trained = ("train", f"train-{ARM}")
+        registry.sweep_drafts(keep=[manifest["outputs"]["draft"] for manifest in manifests if manifest["step"] in trained])
         return registry.get(run.begin_with(registry.get("@champion").name))
 
     async def collect(self, iteration: int, version: Version) -> Collected:
@@ -177,9 +189,17 @@ class Phases:
 
     async def select(self, iteration: int, collected: Collected) -> Selection:
         """Keep the best, or say why there is nothing to learn. The same rows and settings give the same selection: it costs no waiting."""
-        config = self.config.selection.model_copy(update={"seed": self.config.selection.seed + self.config.seed + iteration})
-        inputs = {"selection": config.model_dump(mode="json"), "rows": collected.digest}
+        config = self.config.selection.model_copy(update={"seed": self._seed(iteration)})
+        inputs = {
+            "selection": config.model_dump(mode="json"), "rows": collected.digest, "collapse": self.config.collapse.model_dump(mode="json"),
+        }  # fmt: skip
         selection = select(collected.rows, config, collected.rewards)
+        guards = check_collapse(collected.rewards, collected.rows, selection.rows, self.first_length, self.config.collapse)
+        self.first_length = self.first_length or mean_length(collected.rows)
+        tripped = [guard for guard in guards if guard.tripped]
+        if tripped and self.config.collapse.action == "stop" and not selection.nothing_to_learn:
+            sentence = "; ".join(guard.message for guard in tripped)
+            selection = replace(selection, rows=[], nothing_to_learn=NothingToLearn.COLLAPSE, sentence=sentence)
         if self.steps.finished(iteration, "select", inputs) is not None:
             return selection
         async with self.steps.open(iteration, "select", "select", inputs) as step:
@@ -187,20 +207,34 @@ class Phases:
                 **asdict(selection.report),
                 "nothing_to_learn": selection.nothing_to_learn,
                 "sentence": selection.sentence,
+                "collapse": [asdict(guard) for guard in guards],
                 "row_ids": [row_id(row) for row in selection.rows],
             }
             report = selection.report
             chosen = f"{report.kept} of {report.candidates} rows, {report.sampled_tokens} tokens to learn"
             step.view.update(note=selection.sentence or chosen)
+            for guard in tripped:
+                self.parts.board.say(f"  {guard.name}: {guard.message}")
             self.parts.run.metric(iteration=iteration, step="select", kept=report.kept, candidates=report.candidates)
         return selection
 
     async def train(self, iteration: int, parent: Version, rows: Sequence[Row]) -> tuple[Version, TrainResult]:
         """Train on the rows in a child, check what it saved in another, and enter it in the registry."""
-        improvement = Improvement(self.parts, self.config, self.steps, iteration, parent, rows)
+        return await self._improve(Improvement(self.parts, self.config, self.steps, iteration, parent, rows))
+
+    async def control(self, iteration: int, parent: Version, collected: Collected, selected: int) -> tuple[Version, Evaluation | None]:
+        """The same training on ``selected`` rows at random, and its measurement. Nothing is promoted."""
+        rows = random_rows(collected.rows, selected, self._seed(iteration))
+        version, _ = await self._improve(Improvement(self.parts, self.config, self.steps, iteration, parent, rows, ARM))
+        return version, await self.evaluate(iteration, version)
+
+    async def _improve(self, improvement: Improvement) -> tuple[Version, TrainResult]:
         if not improvement.trained and not self.config.serve_while_training:
             await self.serving.stop(drain=DRAIN)
         return await improvement.make()
+
+    def _seed(self, iteration: int) -> int:
+        return self.config.selection.seed + self.config.seed + iteration
 
     async def evaluate(self, iteration: int, version: Version) -> Evaluation | None:
         """Measure this version on the held-out tasks, sampled and greedily; without such tasks only see that an engine starts on it."""
@@ -209,11 +243,14 @@ class Phases:
             if self.steps.finished(iteration, _serve_step(version), _serve_inputs(version)) is None:
                 await self._serve(iteration, version)
             return None
+        attempts = self.config.evaluation_attempts
         once = [(task, 0) for task in self.heldout]
+        often = [(task, k) for task in self.heldout for k in range(attempts)]
+        general = [(task, 0) for task in self.regression]
         name = f"evaluate-{version.name}"
         inputs = {
             "version": version.name, "tasks": _digest(self.heldout), "max_tokens": self.config.max_tokens, "passing": passing,
-            "seed": self.config.seed,
+            "seed": self.config.seed, "attempts": attempts, "regression": _digest(self.regression),
         }  # fmt: skip
         done = self.steps.finished(iteration, name, inputs)
         if done is not None:
@@ -222,15 +259,23 @@ class Phases:
             self.tokens.update(done["tokens"])
             return Evaluation.model_validate(done["evaluation"])
         await self._serve(iteration, version)
-        async with self.steps.open(iteration, name, f"evaluate {version.name}", inputs, total=2 * n) as step:
-            temperatures = (SAMPLED, GREEDY)
-            batches = [_Batch(f"evaluate-t{t:g}", iteration, Mode.VAL, t, once) for t in temperatures]
+        planned = len(often) + len(once) + len(general)
+        async with self.steps.open(iteration, name, f"evaluate {version.name}", inputs, total=planned) as step:
+            kind = version.manifest.arm or "evaluate"  # the rollouts of two versions of one iteration are not the same
+            batches = [_Batch(f"{kind}-t{SAMPLED:g}", iteration, Mode.VAL, SAMPLED, often)]
+            batches += [_Batch(f"{kind}-t{GREEDY:g}", iteration, Mode.VAL, GREEDY, once)]
+            batches += [_Batch(f"{kind}-regression", iteration, Mode.VAL, GREEDY, general)]
             ended = await self._run(version, step, batches)
-            generations, _ = await read_captured(self.parts.store, [end.rollout.id for end in ended])
-            tokens = count_tokens(generations)
+            captured = await read_captured(self.parts.store, [end.rollout.id for end in ended])
+            tokens = count_tokens(captured[0])
             self.tokens += tokens
-            sampled, greedy = measure(ended[:n], SAMPLED, passing), measure(ended[n:], GREEDY, passing)
-            evaluation = Evaluation(version=version.name, sampled=sampled, greedy=greedy)
+            first, second = len(often), len(often) + n
+            evaluation = Evaluation(
+                version=version.name,
+                sampled=measure(ended[:first], SAMPLED, passing, attempts, *captured),
+                greedy=measure(ended[first:second], GREEDY, passing, 1, *captured),
+                regression=measure(ended[second:], GREEDY, passing, 1, *captured) if general else None,
+            )
             step.outputs |= evaluation.as_summary() | {
                 "evaluation": evaluation.model_dump(mode="json"),
                 "tokens": tokens,
@@ -240,23 +285,26 @@ class Phases:
             self.parts.run.metric(iteration=iteration, step="evaluate", **evaluation.as_summary())
         return evaluation
 
-    async def promote(self, iteration: int, candidate: Version, before: Evaluation | None, after: Evaluation | None) -> Decision:
-        """Make the candidate the champion if the gate says so."""
-        inputs = {"candidate": candidate.name, "alpha": self.config.alpha}
+    async def promote(self, iteration: int, candidate: Version, before: Evaluation | None, after: Evaluation | None) -> Verdict:
+        """Make the candidate the champion if the gate says so; the registry keeps what it said, whatever that is."""
+        registry = self.parts.registry
+        inputs = {"candidate": candidate.name, "gate": self.config.gate.model_dump(mode="json")}
         done = self.steps.finished(iteration, "promote", inputs)
         if done is not None:
-            return Decision.model_validate(done)
+            return Verdict.model_validate(done)
         async with self.steps.open(iteration, "promote", f"promote {candidate.name}", inputs) as step:
             if before is None or after is None:
-                decision = Decision(promote=True, verdict=f"{candidate.name} is verified; there are no held-out tasks to judge it by")
+                reason = f"{candidate.name} is verified; there are no held-out tasks to judge it by"
+                verdict = Verdict(decision=Decision.PROMOTE, champion=None, candidate=candidate.name, reason=reason, stages=())
             else:
-                decision = decide(before, after, self.config.alpha)
-            if decision.promote:
-                await self.driver.check()
-                self.parts.registry.promote(candidate.name, decision.reason)
-            step.outputs = decision.model_dump()
-            step.view.update(note=("yes: " if decision.promote else "no: ") + decision.verdict)
-        return decision
+                verdict = judge_versions(before, after, self.config.gate)
+            step.outputs = verdict.model_dump(mode="json")
+            await self.driver.check()
+            registry.judge(candidate.name, verdict.champion, verdict.decision, verdict.reason, step.outputs)
+            if verdict.promote:
+                registry.promote(candidate.name, verdict.reason)
+            step.view.update(note=verdict.headline)
+        return verdict
 
     # -- serving, and rollouts on what is served ---------------------------------------------------------------------
     async def _serve(self, iteration: int, version: Version) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from leyden.algorithm.collapse import CollapseConfig
 from leyden.algorithm.rows import RowsConfig
 from leyden.algorithm.selection import SelectionConfig
 from leyden.algorithm.sft.config import TrainConfig
+from leyden.environments.gate import Gate
 from leyden.types import Record, RolloutConfig
 
 GREEDY, SAMPLED = 0.0, 1.0
@@ -23,7 +25,10 @@ class SFTConfig(Record):
     selection: SelectionConfig = SelectionConfig()  # its min_reward is also what passes in evaluation
     train: TrainConfig = TrainConfig()
     max_failed_share: float = Field(0.25, ge=0, lt=1)  # of a step's rollouts; beyond it the run stops, for its numbers would mean little
-    alpha: float = Field(0.05, gt=0, lt=1)  # of the promotion gate's tests
+    evaluation_attempts: int = Field(1, ge=1)  # per held-out task, sampled at T=1; the gate counts tasks, not attempts
+    gate: Gate = Gate()  # before a version is promoted. Of its budgets the loop measures tokens; dimensions are rewards "reward.NAME"
+    random_control: bool = False  # also train on as many rows at random, and measure that beside; it is never promoted
+    collapse: CollapseConfig = CollapseConfig()
     train_timeout: float = Field(86_400.0, gt=0)  # seconds
     serve_while_training: bool = False  # needs memory for both; spares a start where the engine can switch versions
     runner_patience: float = Field(600.0, gt=0)  # seconds without any live runner, after which the run stops

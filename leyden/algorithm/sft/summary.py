@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from leyden.algorithm.selection import Selection
-from leyden.algorithm.sft.evaluate import Decision, Evaluation
+from leyden.algorithm.sft.arms import Arms
+from leyden.algorithm.sft.evaluate import Evaluation
 from leyden.algorithm.sft.job import TrainResult
 from leyden.algorithm.sft.phases import Collected
 from leyden.algorithm.sft.report import Board, clock
+from leyden.environments.verdict import Decision, Verdict
 
 
 @dataclass
@@ -31,7 +33,10 @@ class Iteration:
     candidate: str | None = None
     training: dict[str, Any] | None = None
     promoted: bool = False
+    decision: str | None = None  # the gate's: promote, reject or undecided
     reason: str | None = None  # of the decision, or why there was nothing to learn
+    gate: dict[str, Any] | None = None  # stages with their numbers, power, warnings
+    control: dict[str, Any] | None = None  # the version trained on rows at random, beside base and candidate
 
     def collected(self, collected: Collected) -> None:
         self.collection = {
@@ -59,8 +64,12 @@ class Iteration:
             "seconds": round(result.seconds, 1),
         }
 
-    def decided(self, decision: Decision) -> None:
-        self.promoted, self.reason = decision.promote, decision.reason
+    def judged(self, verdict: Verdict) -> None:
+        self.promoted, self.decision, self.reason = verdict.promote, verdict.decision, verdict.reason
+        self.gate = verdict.model_dump(mode="json", include={"stages", "power", "warnings"})
+
+    def compared(self, arms: Arms) -> None:
+        self.control = arms.model_dump(mode="json")
 
 
 @dataclass
@@ -121,6 +130,9 @@ class Summary:
         }
 
 
+_TOLD = {Decision.PROMOTE: "promoted", Decision.REJECT: "rejected", Decision.UNDECIDED: "undecided"}
+
+
 def print_summary(summary: Summary, console: Console, board: Board) -> None:
     """The tables to ``console`` (stdout); what they mean and what to type next to the board."""
     if any(evaluation for _, evaluation in summary.versions):
@@ -132,6 +144,11 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
                 mark = "champion" if version == summary.champion else ""
                 table.add_row(version, str(evaluation.sampled), str(evaluation.greedy), str(evaluation.sampled.n), mark)
         console.print(table)
+    for iteration in summary.iterations:
+        if iteration.control:
+            arms = Arms.model_validate(iteration.control)
+            console.print(arms.table(iteration.number))
+            console.print(arms.sentence or "", style="dim", highlight=False)
     costs = Table(title="cost")
     costs.add_column("step")
     costs.add_column("time", justify="right")
@@ -147,8 +164,11 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
         if iteration.nothing_to_learn:
             board.say(f"iteration {iteration.number}: nothing to learn: {iteration.reason}. Nothing was trained; this is a normal ending.")
             board.say("  try more tasks, more attempts a task (--attempts), or tasks that the model sometimes solves")
-        elif iteration.reason:
-            board.say(f"iteration {iteration.number}: {'promoted' if iteration.promoted else 'not promoted'}. {iteration.reason}")
+        elif iteration.gate is not None:
+            kept = "" if iteration.promoted else f" {iteration.parent} stays the champion."
+            board.say(f"iteration {iteration.number}: {_TOLD[Decision(iteration.decision or '')]}.{kept} {iteration.reason}")
+            for line in filter(None, [iteration.gate["power"], *(f"warning: {text}" for text in iteration.gate["warnings"])]):
+                board.say(f"  {line}")
     board.say(f"champion: {summary.champion_path}")
     board.say(f"next: {_leyden()} serve {summary.champion_path}")
 

@@ -11,14 +11,17 @@ from sqlalchemy import Row, bindparam, delete, select, update
 from leyden.errors import LeaseLost
 from leyden.server.clock import microseconds
 from leyden.server.codec import clean_text, redact_text
+from leyden.server.interface import AttemptEnd
 from leyden.server.operations import queues
 from leyden.server.operations import rewards as reward_ops
-from leyden.server.operations.fence import attempt_of, lock_held
+from leyden.server.operations import spans as span_ops
+from leyden.server.operations.fence import attempt_of, leases_of, lock_held
 from leyden.server.operations.transitions import CHUNK, Move, move, rollouts_by_id, rows_by_id
-from leyden.server.records import failure_kind
+from leyden.server.records import failure_kind, rollout_config
+from leyden.server.rows import Batch
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
-from leyden.types import AttemptState, FailureKind, LeaseRef, Reward, Rollout, RolloutConfig, RolloutState
+from leyden.types import AttemptState, FailureKind, LeaseRef, Reward, Rollout, RolloutState
 
 MAX_RETRY_DELAY = 3600.0  # seconds
 MAX_ERROR = 10_000  # characters kept of an error's text
@@ -63,6 +66,21 @@ def complete(tx: Transaction, ref: LeaseRef, rewards: Sequence[Reward]) -> Rollo
     return rollouts_by_id(tx, [ref.rollout_id])[0]
 
 
+def end_many(tx: Transaction, ends: Sequence[AttemptEnd], spans: Batch) -> list[RolloutState | None]:
+    """See ``LocalStore.end_many``. ``spans`` are those of all ``ends``, each with its attempt's name."""
+    refs = {end.ref.rollout_id: end.ref for end in ends}
+    rows = rows_by_id(tx, list(refs), lock=True)
+    held = {LeaseRef(rollout_id=row.rollout_id, attempt=row.attempt, token=row.token) for row in leases_of(tx, sorted(rows))}
+    ours = [step for step in ends if step.ref in held]
+    names = {(step.ref.rollout_id, step.ref.attempt) for step in ours}
+    rows_of_spans = [{**row, "late": False} for row in spans.rows if (row["rollout_id"], row["attempt"]) in names]
+    span_ops.insert_spans(tx, rows_of_spans, spans)
+    reward_ops.insert_for_many(tx, [(step.ref, step.rewards) for step in ours])
+    endings = [SUCCEEDED if step.failure is None else Ending.failed(step.failure, step.error) for step in ours]
+    became = end(tx, [(rows[step.ref.rollout_id], ending) for step, ending in zip(ours, endings, strict=True)])
+    return [became[step.ref.rollout_id] if step.ref in held else None for step in ends]
+
+
 def fail(tx: Transaction, ref: LeaseRef, failure: FailureKind, error: str | None) -> Rollout:
     return _end_held(tx, ref, Ending.failed(failure, error))
 
@@ -94,9 +112,9 @@ def cancel_matching(tx: Transaction, run_id: str | None, group: str | None, afte
     return cancelled, found[-1].seq if len(found) == CHUNK else None
 
 
-def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]], moves: Sequence[Move] = ()) -> None:
+def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]], moves: Sequence[Move] = ()) -> dict[str, RolloutState]:
     """End the running attempt of each rollout row: the attempt is marked, the lease is gone, the rollout moves on. ``moves`` are made with
-    them, so that all are counted at once, in one order."""
+    them, so that all are counted at once, in one order. Returns what the rollouts became."""
     endings = sorted(endings, key=lambda ending: ending[0].id)
     if endings:
         tx.conn.execute(
@@ -114,9 +132,11 @@ def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]], moves: Sequ
             ],
         )
         tx.conn.execute(_DROP_LEASE, [{"b_id": row.id} for row, _ in endings])
-    move(tx, [*(_next_move(tx, row, ending) for row, ending in endings), *moves])
+    moves = [*(_next_move(tx, row, ending) for row, ending in endings), *moves]
+    move(tx, moves)
     if endings and not tx.changes.work:
         tx.changes.work = queues.has_limit(tx, {row.queue for row, _ in endings})
+    return {step.row.id: step.to for step in moves}
 
 
 def _next_move(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
@@ -132,7 +152,7 @@ def _next_move(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
 def _retry(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
     """After a failure: another try, or none. Losses have a budget of their own: they say nothing about the agent."""
     assert ending.failure is not None
-    config = RolloutConfig.model_validate_json(row.config)
+    config = rollout_config(row.config)
     lost = ending.failure is FailureKind.LOST
     tally, budget = (row.lost + 1, config.max_lost) if lost else (row.failures + 1, config.max_attempts)
     if ending.failure not in config.retry_on or tally >= budget:

@@ -17,7 +17,7 @@ from leyden.server.operations.resources import alive_ids, latest_row, versions
 from leyden.server.operations.transitions import Move, move, rows_by_id
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
-from leyden.types import AttemptState, Lease, LeaseRef, Resources, RolloutConfig, RolloutState
+from leyden.types import AttemptState, Lease, LeaseRef, Resources, RolloutState
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, Row[Any], str | N
         row = rows[old.id]
         ref = LeaseRef(rollout_id=row.id, attempt=row.attempt, token=row.lease_token)
         duration = microseconds(request.lease_seconds)
-        deadline = tx.now + microseconds(RolloutConfig.model_validate_json(row.config).attempt_timeout)
+        deadline = tx.now + microseconds(records.rollout_config(row.config).attempt_timeout)
         lease = made[row.id] = _lease(tx, row, ref, pinned.get(resources_id), duration, deadline)
         lease_rows.append(
             {

@@ -7,10 +7,11 @@ from typing import Any
 
 from sqlalchemy import bindparam, insert, select
 
-from leyden.errors import Conflict, LeaseLost
+from leyden.errors import Conflict, InvalidRequest, LeaseLost, NotFound
 from leyden.server import records
-from leyden.server.operations.captured import rows_of_attempts
+from leyden.server.operations.captured import late_by_attempt, rows_of_attempts
 from leyden.server.operations.fence import attempt_of, is_held
+from leyden.server.operations.transitions import CHUNK
 from leyden.server.schema import rewards
 from leyden.server.transaction import Transaction
 from leyden.types import LeaseRef, Reward
@@ -36,6 +37,35 @@ def insert_rewards(tx: Transaction, ref: LeaseRef, new: Sequence[Reward]) -> Non
     for reward in new:
         if not _is_stored(tx, ref, reward):
             tx.conn.execute(insert(rewards), {**_reward_key(ref, reward), "value": reward.value, "created_at": tx.now})
+
+
+def add_scores(tx: Transaction, rollout_id: str, attempt: int, new: Sequence[Reward]) -> None:
+    """The attempt's agent has had its say; others may still have theirs, without a lease."""
+    if any(reward.source == Reward.model_fields["source"].default for reward in new):
+        raise InvalidRequest('rewards: source "agent" is the attempt\'s own', "name who scored it, such as a verifier's digest")
+    ended = late_by_attempt(tx, [rollout_id]).get((rollout_id, attempt))
+    if ended is None:
+        raise NotFound(f"rollout {rollout_id} has no attempt {attempt}")
+    if not ended:
+        raise Conflict(f"attempt {attempt} of rollout {rollout_id} has not ended", "its holder gives rewards until it has")
+    insert_rewards(tx, LeaseRef(rollout_id=rollout_id, attempt=attempt, token=0), new)
+
+
+def insert_for_many(tx: Transaction, given: Sequence[tuple[LeaseRef, Sequence[Reward]]]) -> None:
+    """The same for many attempts at once."""
+    ids = sorted({ref.rollout_id for ref, new in given if new})
+    known: set[tuple[str, int]] = set()  # attempts that have some already
+    for start in range(0, len(ids), CHUNK):
+        query = select(rewards.c.rollout_id, rewards.c.attempt).where(rewards.c.rollout_id.in_(ids[start : start + CHUNK]))
+        known.update((row.rollout_id, row.attempt) for row in tx.conn.execute(query))
+    rows = []
+    for ref, new in given:
+        if (ref.rollout_id, ref.attempt) in known or len({(item.name, item.source, item.position) for item in new}) < len(new):
+            insert_rewards(tx, ref, new)
+        else:
+            rows += [{**_reward_key(ref, item), "value": item.value, "created_at": tx.now} for item in new]
+    if rows:
+        tx.conn.execute(insert(rewards), rows)
 
 
 def check_rewards_stored(tx: Transaction, ref: LeaseRef, given: Sequence[Reward]) -> None:

@@ -34,7 +34,7 @@ def add_spans(tx: Transaction, ref: LeaseRef, batch: Batch) -> int:
     """How many of the holder's, or former holder's, spans are new."""
     late = is_late(tx, ref)
     own = {"rollout_id": ref.rollout_id, "attempt": ref.attempt, "late": late}
-    return _add(tx, [{**row, **own} for row in batch.rows], batch)
+    return insert_spans(tx, [{**row, **own} for row in batch.rows], batch)
 
 
 def add_exported(tx: Transaction, batch: Batch, rejected: Rejected) -> Rejected:
@@ -50,12 +50,13 @@ def add_exported(tx: Transaction, batch: Batch, rejected: Rejected) -> Rejected:
             rows.append({**row, "late": late[rollout_id, number]})
         else:
             unknown.add("its attempt does not exist", f"rollout {rollout_id}, attempt {number}, span {row['trace_id']}-{row['span_id']}")
-    _add(tx, rows, batch)
+    insert_spans(tx, rows, batch)
     count_rejections(tx, "otlp", Rejected().merge([rejected, unknown]))
     return unknown
 
 
-def _add(tx: Transaction, rows: list[dict[str, Any]], batch: Batch) -> int:
+def insert_spans(tx: Transaction, rows: list[dict[str, Any]], batch: Batch) -> int:
+    """The caller has looked at their attempts. Returns how many are new."""
     if not rows:
         return 0
     rows = [{**row, "received_at": tx.now} for row in rows]

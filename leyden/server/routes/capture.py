@@ -38,6 +38,11 @@ async def add_rewards(call: Call, body: messages.AddRewards) -> None:
     await call.store.add_rewards(body.ref, body.rewards)
 
 
+@route(router, "POST", "/v1/scores")
+async def add_scores(call: Call, body: messages.AddScores) -> None:
+    await call.store.add_scores(body.rollout_id, body.attempt, body.rewards)
+
+
 @route(router, "POST", "/v1/rewards/query")
 async def list_rewards(call: Call, body: messages.OfRollouts) -> list[Reward]:
     return await call.store.list_rewards(body.rollout_ids, body.attempt)

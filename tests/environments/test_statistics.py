@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.algorithm.statistics import Interval, compare_paired, wilson
+from leyden.environments.statistics import Interval, compare_paired, wilson
 
 
 @pytest.mark.parametrize(

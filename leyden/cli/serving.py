@@ -1,0 +1,79 @@
+"""The model that an eval asks: a directory that is served while it lasts, or an endpoint that serves already."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leyden.types import LLM
+
+if TYPE_CHECKING:
+    from leyden.algorithm.sft.report import Board
+    from leyden.models.version import Version
+
+
+@asynccontextmanager
+async def served(how: Mapping[str, Any], directory: Path, marker: str, board: Board) -> AsyncIterator[LLM | None]:
+    """What ``how`` names: ``model_dir`` and ``engine``, or ``base_url`` and ``served_model``, and how to sample. None where
+    it names nothing. The engine's log lies in ``directory``. Should the engine die, the block is cancelled and its error raised."""
+    llm = described(how)
+    if llm is None or not how.get("model_dir"):
+        yield llm
+        return
+    from leyden.algorithm.sft.serving import living
+    from leyden.models.engine_config import EngineConfig
+    from leyden.models.engines import choose, make_engine
+
+    config = EngineConfig.model_validate({"kind": how.get("engine") or "auto"})
+    version = _version(Path(how["model_dir"]))
+    engine = make_engine(config, version, version, log_path=_log(directory), marker=marker)
+    try:
+        with board.step(f"start {choose(config)}"):
+            await engine.start()
+        async with living(engine):
+            yield llm.model_copy(update={"endpoint": engine.base_url, "model": engine.model_name})
+    finally:
+        await engine.stop()
+
+
+def _log(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / "engine.log"
+
+
+def described(how: Mapping[str, Any]) -> LLM | None:
+    """The model as far as it is known before it is served. Raises ``UsageError`` for a directory that holds none."""
+    sampling = {name: how[name] for name in ("temperature", "max_tokens") if how.get(name) is not None}
+    if how.get("model_dir"):
+        path = Path(how["model_dir"])
+        name = _version(path).name
+        return LLM(endpoint="", model=name, sampling_parameters=sampling, checkpoint=f"{name}-{_digest(path)[:12]}")
+    if how.get("base_url"):
+        return LLM(endpoint=how["base_url"], model=how["served_model"], sampling_parameters=sampling)
+    return None
+
+
+def _version(path: Path) -> Version:
+    from leyden.models.importer import check_checkpoint
+    from leyden.models.version import MANIFEST, Manifest, Version, read_version
+
+    check_checkpoint(path)
+    if (path / MANIFEST).is_file():
+        return read_version(path)
+    return Version(path, Manifest(version=path.resolve().name, files={}, created_at=0))
+
+
+def _digest(path: Path) -> str:
+    """Of what is in it: two directories of one name are two models."""
+    from leyden.files import relative_files, sha256_of
+    from leyden.models.version import MANIFEST
+
+    if (path / MANIFEST).is_file():  # it holds the digest of every file
+        return sha256_of(path / MANIFEST)
+    whole = hashlib.sha256()
+    for name in relative_files(path):
+        whole.update(f"{name} {sha256_of(path / name)}\n".encode())
+    return whole.hexdigest()

@@ -1,0 +1,1 @@
+"""Datasets out of results: one writer, one file for each format."""

@@ -1,0 +1,103 @@
+"""What a run will do, decided and checked before the first attempt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from leyden.environments.fingerprint import Fingerprint
+from leyden.environments.results import TaskResult
+from leyden.environments.stored import encode
+from leyden.environments.task import Task
+from leyden.environments.trial import GRACE
+from leyden.errors import UsageError
+from leyden.types import LLM, Episode, FailureKind, Mode, NewRollout, RolloutConfig
+
+if TYPE_CHECKING:
+    from leyden.environments.environment import Environment
+
+Key = tuple[str, int]
+"""A task's id and an attempt's index."""
+
+LONGEST = 86_400.0  # seconds a store lets an attempt run
+SLACK = 60.0  # seconds beyond an attempt's own timeout before the store ends it, where others run it
+_RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.LOST)  # they say nothing about the agent: the same attempt is tried again
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``tasks`` with their ids resolved. ``llm``: where the model answers, None for agents that bring their own."""
+
+    env: Environment
+    tasks: tuple[Task, ...]
+    k: int
+    concurrency: int
+    seed: int
+    llm: LLM | None
+    env_fingerprint: Fingerprint
+    policy_fingerprint: Fingerprint
+
+    @property
+    def output_type(self) -> Any:
+        """The type of the answers, where the subject knows that they are no text."""
+        return getattr(self.env.subject, "output_type", None)
+
+    @property
+    def keys(self) -> Iterator[Key]:
+        """In the order they are queued: the first attempt of every task, then the second of every task, and so on."""
+        return ((task.id or "", index) for index in range(self.k) for task in self.tasks)
+
+    def rollouts(self, run_id: str, resources_id: str | None, remote: bool) -> Iterator[NewRollout]:
+        """In the order of ``keys``. ``remote``: others claim them; the store then ends what runs past its time, for we cannot."""
+        limit = (self.env.timeout_seconds or LONGEST) + GRACE + SLACK if remote else LONGEST
+        config = RolloutConfig(attempt_timeout=min(limit, LONGEST), retry_on=_RETRIED)
+        specs = {task.id: hashlib.sha256(encode([task.id, task.input, self.seed])).hexdigest() for task in self.tasks}
+        by_id = {task.id: task for task in self.tasks}
+        for task_id, index in self.keys:
+            yield NewRollout(
+                input={"task": task_id, "input": by_id[task_id].input, "attempt": index},
+                mode=Mode.TEST,
+                run_id=run_id,
+                group=_short(task_id),
+                metadata={"env": self.env.name, "step": "eval", "k": index},
+                idempotency_key=f"{run_id}/{_short(task_id)}/{index}",
+                episode=Episode(environment_class_id=self.env_fingerprint.digest, episode_spec_id=specs[task_id], seed=self.seed),
+                config=config,
+                resources_id=resources_id,
+            )
+
+
+async def make_plan(
+    env: Environment, *, k: int, tasks: Iterable[Any] | None, model: LLM | None, concurrency: int, seed: int, remote: bool
+) -> Plan:
+    """Check all that can be checked before an attempt: the model, the tasks, the agent, then the numbers.
+
+    Raises ``UsageError``. A fingerprint that cannot be taken is None, with a warning in the log.
+    """
+    if model is not None and not isinstance(model, LLM):
+        raise UsageError(
+            f"model is a {type(model).__name__}, not a leyden.LLM", 'model=leyden.LLM(endpoint="http://127.0.0.1:8000/v1", model="name")'
+        )
+    chosen = env.resolved if tasks is None else env.select(item.task if isinstance(item, TaskResult) else item for item in tasks)
+    await env.subject.check()
+    if env.subject.needs_llm and model is None and not remote:
+        raise UsageError(f"{env.subject.name} needs a model to run with", "pass model=leyden.LLM(…), or leyden eval … --model MODEL_DIR")
+    env_fingerprint, policy_fingerprint = env.env_fingerprint(), env.policy_fingerprint(_named(model))
+    for name, number in (("k", k), ("concurrency", concurrency)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise UsageError(f"{name} is a whole number from 1 on, not {number!r}", f"for instance {name}=8")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed is a whole number, not {seed!r}", "for instance seed=0")
+    return Plan(env, chosen, k, concurrency, seed, model, env_fingerprint, policy_fingerprint)
+
+
+def _named(model: LLM | None) -> LLM | None:
+    """Where a checkpoint says who answers, it does not matter at which address it is served this time."""
+    return model.model_copy(update={"proxied": True}) if model is not None and model.checkpoint else model
+
+
+def _short(task_id: str) -> str:
+    """As long as the store can index."""
+    return task_id if len(task_id) <= 150 else hashlib.sha256(task_id.encode(errors="replace")).hexdigest()

@@ -1,0 +1,241 @@
+"""An agent of the OpenAI Agents SDK, or a function that makes one, as the agent of an environment."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leyden.environments.code_digest import digest_of
+from leyden.environments.connections import openai_client
+from leyden.environments.subject import AttemptContext, Components
+from leyden.environments.subjects import isolation
+from leyden.environments.subjects.endpoint import check_messages
+from leyden.environments.subjects.isolation import Isolation
+from leyden.environments.task import Task
+from leyden.environments.threads import in_thread, is_async
+from leyden.errors import UsageError
+from leyden.runners.failures import describe
+from leyden.types import LLM
+
+if TYPE_CHECKING:
+    from agents import Agent, Model
+
+    from leyden.environments.subjects.describing import Described
+    from leyden.environments.subjects.recording import Log
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class AgentsSDK:
+    """``agent`` is an ``agents.Agent``, of which every attempt gets a copy of its own (``isolation`` says what that takes), or a function
+    without arguments, async or not (that one is called in a thread), that makes a new one for every attempt. MCP servers need the function:
+    they are connected before the attempt, if the function did not, and cleaned up after it.
+
+    ``context`` is given to tools and hooks as the SDK does: an object, copied for each attempt, or a function that makes one.
+    ``max_turns`` None: the SDK's default. A run is what ``Runner.run`` makes of a new user's first question: no session, no tracing.
+    """
+
+    def __init__(self, agent: Agent[Any] | Callable[[], Any], *, context: Any = None, max_turns: int | None = None) -> None:
+        self.agent = agent
+        self.context = context
+        self.max_turns = max_turns
+        self.name = str(getattr(agent, "name", None) or getattr(agent, "__qualname__", None) or type(agent).__name__)
+        self._live = isolation.NeverTwice() if self._is_factory else isolation.refuse
+        self._contexts = isolation.NeverTwice()
+        self._described: Described | None = None
+        if self._is_factory and not callable(agent):
+            raise UsageError(f"a {type(agent).__name__} is no agent of the SDK", "give an agents.Agent, or a function that makes one")
+        if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
+            raise UsageError(f"max_turns is a number from 1, or None, not {max_turns!r}", "for instance max_turns=4")
+
+    @property
+    def _is_factory(self) -> bool:
+        return not hasattr(self.agent, "instructions")
+
+    @property
+    def needs_llm(self) -> bool:
+        """It names a model, or means the SDK's default, that there is no key for."""
+        known: Sequence[Any] = self._described.agents if self._described else () if self._is_factory else (self.agent,)
+        return not all(_has_key(agent.model) for agent in known)
+
+    @property
+    def output_type(self) -> Any:
+        """Of the agent and of those it hands off to, which may answer in its place; None: texts."""
+        from leyden.environments.subjects.describing import answer_type
+
+        return answer_type(self._description().agents)
+
+    def accept(self, task: Task) -> None:
+        check_messages(task)
+
+    async def check(self) -> None:
+        """Calls a factory twice, so that what it gives twice is known before any attempt, and lists the tools of its MCP servers for the
+        fingerprint."""
+        self._fresh_context()
+        self._described = await self._describe()
+        if self._is_factory:
+            self._fresh_context()
+            async with self._isolated(connect=False):
+                pass
+
+    async def attempt(self, task: Task, context: AttemptContext) -> None:
+        question = task.fresh().input
+        async with self._isolated() as isolated:
+            await _run(isolated, question, self._fresh_context(), self.max_turns, context)
+
+    def question(self) -> Components:
+        from leyden.environments.subjects.describing import question_components
+
+        given = {} if self.context is None else {"context": lambda: digest_of(self.context)}
+        return {**question_components(self._description), "max_turns": lambda: self.max_turns, **given}
+
+    def policy(self, llm: LLM | None) -> Components:
+        from leyden.environments.subjects.describing import policy_components
+
+        return policy_components(self._description, llm)
+
+    # -- making ----------------------------------------------------------------------------------------------------
+
+    async def _make(self) -> Agent[Any]:
+        if not self._is_factory:
+            return self.agent  # type: ignore[return-value]
+        make: Callable[[], Any] = self.agent  # type: ignore[assignment]
+        made = await (make() if is_async(make) else in_thread(make, "leyden-factory"))
+        if inspect.isawaitable(made):
+            made = await made
+        if not _is_agent(made):
+            raise UsageError(f"the factory {self.name} made a {type(made).__name__}, not an agents.Agent", "return the Agent it makes")
+        self._live(made, "the agent")
+        return made
+
+    @asynccontextmanager
+    async def _isolated(self, connect: bool = True) -> AsyncIterator[Isolation]:
+        """The attempt's own agents; their MCP servers are connected meanwhile, and cleaned up however it ends."""
+        isolated = Isolation(self._live)
+        made = await self._make()
+        async with _cleaned_up(isolated.servers):
+            isolated.agent(made)
+            for server in isolated.servers:
+                if connect and getattr(server, "session", None) is None:
+                    await server.connect()
+            yield isolated
+
+    def _fresh_context(self) -> Any:
+        if not inspect.isfunction(self.context):
+            return Isolation(isolation.refuse).copied(self.context, "the context")
+        made = self.context()
+        self._contexts(made, "the context")
+        return made
+
+    # -- describing ------------------------------------------------------------------------------------------------
+
+    async def _describe(self) -> Described:
+        from leyden.environments.subjects.describing import Described
+
+        async with self._isolated() as isolated:
+            offered = [[tool.model_dump(mode="json") for tool in await server.list_tools()] for server in isolated.servers]
+            return Described(tuple(isolated.agents), offered)
+
+    def _description(self) -> Described:
+        """Once for all, as ``check`` left it, or in a loop of its own. Raises what the making raises."""
+        if self._described is None:
+            self._described = _wait(self._describe)
+        return self._described
+
+
+async def _run(isolated: Isolation, question: Any, given: Any, max_turns: int | None, context: AttemptContext) -> None:
+    """``Runner.run`` as a stranger's first question, with its calls written down."""
+    from agents import AgentsException, RunConfig, Runner
+    from agents.models.multi_provider import MultiProvider
+    from agents.run_config import DEFAULT_MAX_TURNS
+
+    from leyden.environments.subjects.conversation import Outcomes, output_of
+    from leyden.environments.subjects.recording import Log, RecordedProvider, Turns, recorded
+
+    log, outcomes = Log(), Outcomes()
+    config = RunConfig(tracing_disabled=True, model_provider=RecordedProvider(MultiProvider(), log))
+    if context.llm is not None:
+        config.model = recorded(model_of(context.llm), log, context.llm.sampling_parameters)
+    for agent in isolated.agents:
+        if agent.model is not None and not isinstance(agent.model, str):
+            agent.model = recorded(agent.model, log)
+    outcomes.watch(config, isolated)
+    items: list[Any] = []
+    try:
+        result = await Runner.run(
+            isolated.agents[0], question, context=given, max_turns=max_turns or DEFAULT_MAX_TURNS, hooks=Turns(log), run_config=config
+        )
+    except AgentsException as error:
+        items = error.run_data.new_items if error.run_data else []
+        if log.calls and log.calls[-1].finish_reason == "length":  # what was cut could not be read: no behaviour of the model's
+            context.commit(output_of(log, outcomes, items, content=_text(log)))
+            return
+        raise
+    else:
+        items = result.new_items
+        context.commit(output_of(log, outcomes, items, result.final_output, result.interruptions))
+    finally:
+        if context.output is None:
+            context.partial = output_of(log, outcomes, items, content=None)
+
+
+def _text(log: Log) -> str | None:
+    answer = log.last.answer if log.last else None
+    return answer.get("content") if answer else None
+
+
+def model_of(llm: LLM) -> Model:
+    """The model that an LLM is."""
+    from agents import OpenAIChatCompletionsModel
+
+    return OpenAIChatCompletionsModel(model=llm.model, openai_client=openai_client(llm.endpoint, llm.api_key))
+
+
+@asynccontextmanager
+async def _cleaned_up(servers: list[Any]) -> AsyncIterator[None]:
+    """Each that is among them in the end, even if another's cleanup is cancelled: by the task that connected them, as they demand."""
+    try:
+        yield
+    finally:
+        async with AsyncExitStack() as stack:
+            for server in servers:
+                stack.push_async_callback(_clean_up, server)
+
+
+async def _clean_up(server: Any) -> None:
+    """What fails here takes nothing from an attempt that is over."""
+    try:
+        await server.cleanup()
+    except Exception as error:
+        logger.warning("MCP server %r could not be cleaned up: %s", getattr(server, "name", "?"), describe(error))
+
+
+def _has_key(model: Any) -> bool:
+    from agents.models.multi_provider import MultiProvider
+
+    if model is not None and not isinstance(model, str):
+        return True
+    try:
+        MultiProvider().get_model(model)
+    except Exception:  # OpenAI's client says so when it is made; other providers have errors of their own
+        return False
+    return True
+
+
+def _is_agent(made: Any) -> bool:
+    sdk = sys.modules.get("agents")
+    return sdk is not None and isinstance(made, sdk.Agent)
+
+
+def _wait(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """From code that is not async, whether or not a loop runs above it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(make())).result()

@@ -1,0 +1,221 @@
+"""An attempt's own copy of an agent of the OpenAI Agents SDK.
+
+What cannot be isolated, and is the user's own to keep in order:
+
+* what a tool, an instruction function, a hook or a guardrail keeps in its module, its class or its closure (a bound method's object is
+  copied or refused, a closure is not);
+* what a tool does to the world: files, databases, services; and what a factory catches: a session it gives to ``as_tool`` is shared;
+* the SDK's tracing: switched off for attempts, but its processors are the process's;
+* a sync scorer or a sync agent runs in a thread, which nothing can stop: after its time it is left to itself, and its result is dropped;
+* connection pools of clients are shared; they remember no conversation.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from leyden.environments.subjects.isolation_rules import CLIENTS, FIELDS, STATELESS_MODELS, TOOLS, Action
+from leyden.errors import UsageError
+
+if TYPE_CHECKING:
+    from agents import Agent, FunctionTool, Handoff
+
+OnLive = Callable[[Any, str], None]
+"""Told of each part that cannot be copied, and where it is: refuses it, or knows that this attempt alone has it."""
+
+FACTORY = "give a function that makes the agent: environment(agent=lambda: Agent(…)); it is called for each attempt"
+
+
+def refuse(part: Any, where: str) -> None:
+    """For an agent that the caller holds."""
+    raise UsageError(f"{where} ({type(part).__name__}) cannot be copied for each attempt", FACTORY)
+
+
+class NeverTwice:
+    """For what a factory makes: each part has to be a new one. Parts are held weakly where they can be."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Callable[[], Any]] = {}
+
+    def __call__(self, part: Any, where: str) -> None:
+        if isinstance(part, str | int | float | None):
+            return
+        known = self._known.get(id(part))
+        if known is not None and known() is part:
+            raise UsageError(
+                f"the factory gave {where} ({type(part).__name__}) a second time", "make it inside the factory, anew at each call"
+            )
+        key = id(part)
+        try:
+            self._known[key] = weakref.ref(part, lambda _: self._known.pop(key, None))
+        except TypeError:
+            self._known[key] = lambda: part
+
+
+class Isolation:
+    """The copies of one attempt. ``agents`` are those that were made, ``tools`` their function tools, ``servers`` the MCP servers they
+    hold, each once."""
+
+    def __init__(self, on_live: OnLive) -> None:
+        self.agents: list[Agent[Any]] = []
+        self.tools: list[FunctionTool] = []
+        self.servers: list[Any] = []
+        self._on_live = on_live
+        self._memo: dict[int, Any] = {}
+        self._parts: dict[int, Any] = {}  # the live ones, each told of once: its own agents may share one
+
+    def agent(self, agent: Agent[Any]) -> Agent[Any]:
+        """Raises ``UsageError`` for what cannot be isolated."""
+        if id(agent) in self._memo:
+            return self._memo[id(agent)]
+        fresh = self._shell(agent)
+        self.agents.append(fresh)
+        where = f"agent {agent.name!r}"
+        for name, action in self._rules(agent, where).items():
+            value = getattr(agent, name)
+            match name:
+                case "tools":
+                    fresh.tools = [self._tool(tool, where) for tool in value]
+                case "handoffs":
+                    fresh.handoffs = [self._handoff(each, where) for each in value]
+                case "model":
+                    fresh.model = self._model(value, where)
+                case "mcp_servers":
+                    fresh.mcp_servers = self._servers(value, where)
+                case "model_settings":
+                    fresh.model_settings = self._record(value, f"the model settings of {where}")
+                case "input_guardrails" | "output_guardrails":
+                    setattr(fresh, name, [self._record(each, f"a guardrail of {where}") for each in value])
+                case _:
+                    setattr(fresh, name, self._field(action, value, f"{name} of {where}"))
+        return fresh
+
+    def copied(self, value: Any, where: str) -> Any:
+        """A deep copy that refers to this attempt's copies; a part that cannot be copied is a live one."""
+        try:
+            return copy.deepcopy(value, self._memo)
+        except Exception:  # __deepcopy__ may be anybody's
+            self._live(value, where)
+            return value
+
+    def _live(self, part: Any, where: str) -> None:
+        if id(part) not in self._parts:
+            self._parts[id(part)] = part
+            self._on_live(part, where)
+
+    def _rules(self, value: Any, where: str) -> dict[str, Action]:
+        """By field, for every field that is declared and every attribute that is set. What has no rule is live, and stays as it is; but a
+        field that is new in the SDK and not in use (it has its plain default) cannot be written through."""
+        for base in type(value).__mro__:
+            if (table := FIELDS.get(_kind(base))) is not None:
+                break
+        else:
+            raise UsageError(f"{where} is a {_kind(type(value))}, which nobody knows how to isolate", FACTORY)
+        defaults = {field.name: field.default for field in dataclasses.fields(value)}
+        names = dict.fromkeys([*defaults, *vars(value)])
+        for name in names:
+            held = getattr(value, name)
+            unused = isinstance(held, str | int | float | None) and name in defaults and held == defaults[name]
+            if name not in table and not unused:
+                self._live(held, f"the field {name!r} of {where}")
+        return {name: table[name] for name in names if name in table}
+
+    def _field(self, action: Action, value: Any, where: str) -> Any:
+        if action is Action.COPY:
+            return self.copied(value, where)
+        if action is Action.LIVE and value:
+            self._live(value, where)
+        return value
+
+    def _shell(self, value: Any) -> Any:
+        """A shallow copy, which stands for the original wherever that is met again."""
+        fresh = copy.copy(value)
+        self._memo[id(value)] = fresh
+        self._memo.setdefault(id(self._memo), []).append(value)  # as deepcopy does: ids are only good while their objects live
+        return fresh
+
+    def _record(self, value: Any, where: str) -> Any:
+        """A dataclass of the SDK, field by field."""
+        fresh = self._shell(value)
+        for name, action in self._rules(value, where).items():
+            object.__setattr__(fresh, name, self._field(action, getattr(value, name), f"{name} of {where}"))
+        return fresh
+
+    def _tool(self, tool: Any, where: str) -> Any:
+        if id(tool) in self._memo:
+            return self._memo[id(tool)]
+        where = f"tool {getattr(tool, 'name', type(tool).__name__)!r} of {where}"
+        action = TOOLS.get(_kind(type(tool)), Action.LIVE)
+        if action is not Action.REBUILD:
+            return self._field(action, tool, where)
+        fresh = self._shell(tool)  # the SDK binds the copy's invoker to the copy
+        for name, rule in self._rules(tool, where).items():
+            if name == "on_invoke_tool":
+                self._invoker(tool, where)
+            else:
+                setattr(fresh, name, self._field(rule, getattr(tool, name), f"{name} of {where}"))
+        if tool._agent_instance is not None:
+            self._used_as_tool(tool._agent_instance)
+        self.tools.append(fresh)
+        return fresh
+
+    def _used_as_tool(self, agent: Any) -> None:
+        """Its tool keeps the agent itself, so that it stays as the factory made it."""
+        if id(agent) in self._parts:
+            return
+        self._live(agent, f"agent {agent.name!r}, a tool,")
+        self._servers(agent.mcp_servers, f"agent {agent.name!r}")
+        for inner in (getattr(tool, "_agent_instance", None) for tool in agent.tools):
+            if inner is not None:
+                self._used_as_tool(inner)
+
+    def _invoker(self, tool: FunctionTool, where: str) -> None:
+        """Functions are shared; a function that carries an object (a toolkit's method) is live, as that object cannot be exchanged."""
+        called = getattr(tool, "__wrapped__", tool.on_invoke_tool)
+        owner = getattr(called, "__self__", None)
+        if owner is not None and owner is not tool and not isinstance(owner, type) and not inspect.ismodule(owner):
+            self._live(owner, f"the object whose method is {where}")
+        elif not inspect.isroutine(called) and hasattr(tool, "__wrapped__"):
+            self._live(called, f"the callable of {where}")
+
+    def _handoff(self, handoff: Any, where: str) -> Any:
+        if hasattr(handoff, "instructions"):
+            return self.agent(handoff)
+        where = f"handoff {handoff.tool_name!r} of {where}"
+        fresh: Handoff[Any, Any] = self._record(handoff, where)
+        target = handoff._agent_ref() if handoff._agent_ref else None
+        if target is not None:
+            fresh._agent_ref = weakref.ref(self.agent(target))
+
+        async def to_the_copy(context: Any, arguments: str) -> Any:
+            return self.agent(await handoff.on_invoke_handoff(context, arguments))
+
+        fresh.on_invoke_handoff = to_the_copy
+        return fresh
+
+    def _model(self, model: Any, where: str) -> Any:
+        if model is None or isinstance(model, str):
+            return model
+        if _kind(type(model)) in STATELESS_MODELS:
+            return copy.copy(model)
+        for value in vars(model).values():
+            if any(_kind(base) in CLIENTS for base in type(value).__mro__):
+                self._memo[id(value)] = value
+        return self.copied(model, f"the model of {where}")
+
+    def _servers(self, servers: list[Any], where: str) -> list[Any]:
+        for server in servers:
+            self._live(server, f"MCP server {getattr(server, 'name', '?')!r} of {where}")
+            if not any(server is known for known in self.servers):
+                self.servers.append(server)
+            self._memo[id(server)] = server
+        return list(servers)
+
+
+def _kind(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leyden.environments import CodeScorer, FingerprintError, RewardScorer, RunOutput, Score, Scorer
+from leyden.environments.scorers import digest_of
+from leyden.errors import UsageError
+
+
+def score(scorer: Scorer, content: Any = "x", expected: Any = None, **output: Any) -> Score:
+    return asyncio.run(scorer.ascore(RunOutput(content, **output), expected))
+
+
+def test_4_expected_reaches_the_function() -> None:
+    scorer = CodeScorer(lambda run, expected: run.content == expected)
+    assert score(scorer, "4", "4") == Score(1.0, True) and score(scorer, "4", "5") == Score(0.0, False)
+
+
+@pytest.mark.parametrize(("number", "passed"), [(0.5, True), (0.49, False), (1, True), (0, False), (np.float32(0.75), True)])
+def test_60_a_number_passes_from_the_threshold_on(number: Any, passed: bool) -> None:
+    given = score(CodeScorer(lambda run, expected: number))
+    assert given == Score(float(number), passed) and type(given.value) is float
+
+
+@pytest.mark.parametrize("answer", [True, False, np.bool_(True)])
+def test_60_a_bool_passes_whatever_the_threshold(answer: Any) -> None:
+    assert score(CodeScorer(lambda run, expected: answer, pass_threshold=1.0)) == Score(float(answer), bool(answer))
+
+
+def test_60_a_score_is_taken_as_it_is() -> None:
+    own = Score(0.0, True, reason="because", detail={"a": 1}, dimensions={"safety": 1.0})
+    assert score(CodeScorer(lambda run, expected: own)) is own
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (1.5, ValueError, "within 0 and 1"),
+        (-0.1, ValueError, "within 0 and 1"),
+        (float("nan"), ValueError, "within 0 and 1"),
+        (None, TypeError, "is its `return` missing?"),
+        ("1", TypeError, "gave a str"),
+        ([1], TypeError, "gave a list"),
+    ],
+)
+def test_60_anything_else_raises_so_that_the_attempt_is_unscored(answer: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        score(CodeScorer(lambda run, expected: answer))
+
+
+def test_what_the_function_raises_comes_out() -> None:
+    def broken(run: RunOutput, expected: Any) -> bool:
+        raise KeyError("no such answer")
+
+    with pytest.raises(KeyError, match="no such answer"):
+        score(CodeScorer(broken))
+
+
+def test_a_sync_function_runs_in_a_thread_and_async_ones_in_the_loop() -> None:
+    def where(run: RunOutput, expected: Any) -> Score:
+        return Score(1.0, True, reason=threading.current_thread().name)
+
+    async def there(run: RunOutput, expected: Any) -> Score:
+        return where(run, expected)
+
+    class Called:
+        async def __call__(self, run: RunOutput, expected: Any) -> Score:
+            return where(run, expected)
+
+    names = [score(CodeScorer(fn)).reason for fn in (where, there, Called(), lambda run, expected: there(run, expected))]
+    assert names == ["leyden-scorer", "MainThread", "MainThread", "MainThread"]
+
+
+def test_a_function_that_hangs_is_left_behind_when_its_time_is_over() -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        task = asyncio.create_task(CodeScorer(lambda run, expected: release.wait(60)).ascore(RunOutput("x")))
+        while not any(thread.name == "leyden-scorer" for thread in threading.enumerate()):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    try:
+        asyncio.run(main())
+    finally:
+        release.set()
+
+
+def test_the_sync_twin_gives_the_same() -> None:
+    assert CodeScorer(lambda run, expected: 0.75).score(RunOutput("x")) == Score(0.75, True)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: CodeScorer("exact"), "takes a function, not str"),
+        (lambda: CodeScorer(str), "takes a function, not str"),
+        (lambda: CodeScorer(lambda run: True), r"does not take \(run, expected\)"),
+        (lambda: CodeScorer(lambda run, expected, more: True), r"does not take \(run, expected\)"),
+        (lambda: CodeScorer(lambda run, expected: True, pass_threshold=2), "within 0 and 1"),
+        (lambda: CodeScorer(lambda run, expected: True, pass_threshold=True), "within 0 and 1"),
+        (lambda: RewardScorer(""), "a reward's name"),
+    ],
+)
+def test_wrong_use_is_refused_when_the_scorer_is_made(make: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+# -- digests ---------------------------------------------------------------------------------------------------------
+
+
+def close_to(limit: Any) -> Any:
+    def scorer(run: RunOutput, expected: Any) -> bool:
+        return abs(float(run.content) - expected) < limit
+
+    return scorer
+
+
+def with_default(limit: Any) -> Any:
+    def scorer(run: RunOutput, expected: Any, limit: Any = limit) -> bool:
+        return abs(float(run.content) - expected) < limit
+
+    return scorer
+
+
+@pytest.mark.parametrize("make", [close_to, with_default])
+def test_61_what_a_closure_caught_and_what_defaults_hold_is_in_the_digest(make: Any) -> None:
+    assert CodeScorer(make(0.1)).digest() == CodeScorer(make(0.1)).digest() != CodeScorer(make(0.2)).digest()
+
+
+@pytest.mark.parametrize("make", [close_to, with_default])
+def test_61_a_caught_value_that_cannot_be_written_down_raises(make: Any) -> None:
+    with pytest.raises(FingerprintError, match="cannot be written down"):
+        CodeScorer(make(threading.Lock())).digest()
+
+
+def test_61_the_digest_knows_the_threshold() -> None:
+    fn = close_to(0.1)
+    assert CodeScorer(fn).digest() != CodeScorer(fn, pass_threshold=0.6).digest()
+
+
+def test_61_code_without_a_source_raises() -> None:
+    with pytest.raises(FingerprintError, match="source"):
+        CodeScorer(eval("lambda run, expected: True")).digest()
+
+
+MODULE = """
+from leyden.environments import CodeScorer, Score
+LIMIT = 0.5
+WORDS = ["a", "b"]
+CACHE = {}
+def helper(text):
+    return text.strip()
+def judge(run, expected):
+    CACHE[run.content] = 1
+    return helper(run.content) == expected and len(WORDS) > LIMIT
+class Custom:
+    def __init__(self, limit): self.limit = limit
+    async def ascore(self, run, expected=None): return Score(1.0, helper(run.content) == "x")
+"""
+PRINT = """
+import importlib, sys
+from leyden.environments.scorers import CodeScorer, digest_of
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    print(CodeScorer(module.judge).digest(), digest_of(module.Custom(2)))
+"""
+
+
+def digests(directory: Path, *sources: str) -> list[tuple[str, str]]:
+    """Of the two scorers of each module, taken in another process."""
+    names = [f"scoring{number}" for number in range(len(sources))]
+    for name, source in zip(names, sources, strict=True):
+        (directory / f"{name}.py").write_text(source)
+    done = subprocess.run([sys.executable, "-B", "-c", PRINT, *names], cwd=directory, capture_output=True, text=True, check=True)
+    return [(first, second) for first, second in (line.split() for line in done.stdout.splitlines())]
+
+
+def test_61_digests_are_the_same_in_every_process_and_follow_the_source_down_to_helpers_and_globals(tmp_path: Path) -> None:
+    edits = [(".strip()", ".lower()"), ("LIMIT = 0.5", "LIMIT = 0.6"), ('["a", "b"]', '["a", "c"]'), ("> LIMIT", ">= LIMIT")]
+    first, same, helper, *own = digests(tmp_path, MODULE, MODULE, *(MODULE.replace(*edit) for edit in edits))
+    assert [first] == [same] == digests(tmp_path, MODULE)
+    assert helper[0] != first[0] and helper[1] != first[1]
+    assert all(changed[0] != first[0] and changed[1] == first[1] for changed in own)
+    assert len({helper[0], first[0], *(changed[0] for changed in own)}) == 5
+
+
+CACHE: dict[str, int] = {}
+
+
+def caching(run: RunOutput, expected: Any) -> bool:
+    CACHE[run.content] = 1
+    return True
+
+
+def test_61_a_cache_that_fills_changes_no_digest() -> None:
+    before = CodeScorer(caching).digest()
+    score(CodeScorer(caching), "filled")
+    assert CACHE and CodeScorer(caching).digest() == before
+
+
+def test_61_it_is_the_source_that_counts_and_not_the_name() -> None:
+    def one(run: RunOutput, expected: Any) -> bool:
+        return True
+
+    first = digest_of(one)
+
+    def one(run: RunOutput, expected: Any) -> bool:  # type: ignore[no-redef]
+        return False
+
+    assert digest_of(one) != first
+
+
+def test_functions_that_name_each_other_have_a_digest() -> None:
+    assert digest_of(even) == digest_of(even)
+
+
+def even(n: int) -> bool:
+    return n == 0 or odd(n - 1)
+
+
+def odd(n: int) -> bool:
+    return n != 0 and even(n - 1)
+
+
+# -- the agent's own reward ------------------------------------------------------------------------------------------
+
+
+def test_a_reward_is_the_score_and_the_other_numbers_are_its_dimensions() -> None:
+    given = score(RewardScorer(), metrics={"reward": 0.5, "steps": 3.0})
+    assert given == Score(0.5, True, dimensions={"steps": 3.0})
+    assert score(RewardScorer("steps", pass_threshold=0.9), metrics={"steps": 0.8}) == Score(0.8, False)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"), [({}, "no reward 'reward', only none"), ({"r": 1.0}, "only r"), ({"reward": 1.5}, "is 1.5, and")]
+)
+def test_a_reward_that_is_missing_or_no_score_leaves_the_attempt_unscored(metrics: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        score(RewardScorer(), metrics=metrics)
+
+
+def test_the_digest_of_a_reward_scorer_knows_its_name_and_threshold() -> None:
+    scorers = (RewardScorer(), RewardScorer("other"), RewardScorer(pass_threshold=0.6))
+    assert len({scorer.digest() for scorer in scorers}) == 3

@@ -4,8 +4,8 @@
 
 Two agents: a real one of each framework (OpenAI Agents SDK; agno.Agent) on a model object that answers at once, and the least that each
 takes (a ``@leyden.rollout`` function; an object with ``arun``). Ours keeps every attempt in a store on disk before it counts it; agno's
-keeps them in memory. Each run is a process of its own; the sides take turns, and the medians are compared. Times are of the
-call alone, after one attempt that warms up.
+keeps them in memory. "alone" is the Agents SDK's own Runner on the same agent, as often, with no environment around it. Each run is a
+process of its own; the sides take turns, and the medians are compared. Times are of the call alone, after one attempt that warms up.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def main() -> int:
     args = parser.parse_args()
     pythons = {"leyden": Path(sys.executable)} | ({"agno": args.agno_python} if args.agno_python else {})
     rows = [measure(pythons, kind, concurrency, args) for kind in ("real", "bare") for concurrency in args.concurrency]
+    rows += [measure({"leyden": pythons["leyden"]}, "alone", concurrency, args) for concurrency in args.concurrency]
     for row in rows:
         print(told(row))
     if args.json:
@@ -59,6 +60,9 @@ def measure(pythons: dict[str, Path], kind: str, concurrency: int, args: argpars
 
 
 def told(row: dict[str, Any]) -> str:
+    if row["agent"] == "alone":
+        times = row["seconds"]["leyden"]
+        return f"the Agents SDK alone, {row['concurrency']} at once: {times['wall']:.2f} s (CPU {times['cpu']:.2f} s)"
     sides = ", ".join(f"{side} {times['wall']:.2f} s (CPU {times['cpu']:.2f} s)" for side, times in row["seconds"].items())
     ratio = row.get("agno_over_leyden")
     over = f"; agno / leyden: wall {ratio['wall']:.2f}, CPU {ratio['cpu']:.2f}" if ratio else ""

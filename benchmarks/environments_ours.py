@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import tempfile
@@ -40,8 +41,27 @@ def real() -> Any:
     return Agent(name="instant", instructions="Answer.", model=Instant())
 
 
+async def alone(runs: int, concurrency: int) -> dict[str, float]:
+    """The Agents SDK by itself, without an environment: nothing is isolated, scored or kept."""
+    from agents import RunConfig, Runner
+
+    agent, config, slots = real(), RunConfig(tracing_disabled=True), asyncio.Semaphore(concurrency)
+
+    async def one() -> None:
+        async with slots:
+            await Runner.run(agent, "q", run_config=config)
+
+    await one()
+    wall, cpu = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(one() for _ in range(runs)))
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+
+
 def main() -> None:
     kind, tasks, k, concurrency = sys.argv[1], *map(int, sys.argv[2:5])
+    if kind == "alone":
+        print(json.dumps({**asyncio.run(alone(tasks * k, concurrency)), "scored": tasks * k, "pass_rate": 1.0}))
+        return
     asked = [Task(f"q{n}", expected="42", id=f"t{n}") for n in range(tasks)]
     env = Environment("bench", tuple(asked), CodeScorer(is_right), bare if kind == "bare" else real())
     with tempfile.TemporaryDirectory() as directory:

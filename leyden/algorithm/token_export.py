@@ -67,7 +67,7 @@ async def export_tokens(
     if options.profile not in (None, "none"):
         raise UsageError(f"profile {options.profile} has caps for text", "leave it out")
     options = replace(options, redact=False)
-    with disk_errors(path.parent), FilePair(path) as pair:
+    with disk_errors(path.parent), FilePair(path, scratch=options.dry_run) as pair:
         with _Rows(pair, path.suffix, options, eos_ids or _AnyToken(), max_tokens) as rows:
             for result in source.tasks():
                 await rows.add(store, result)

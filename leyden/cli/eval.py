@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,10 +28,13 @@ def run(
     env: Annotated[str | None, typer.Argument(help="module:env, or path/to/file.py:env.", metavar="ENV")] = None,
     k: Annotated[int, typer.Option("-k", help="Attempts at each task.")] = 8,
     tasks: Annotated[list[str] | None, typer.Option(help="The id of a task; default: all. Repeat it.", metavar="ID")] = None,
-    model: Annotated[Path | None, typer.Option(help="A model directory to serve for the agent.", metavar="MODEL_DIR")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Serve it for the agent: a directory, or what leyden models import takes: once, into models/.", metavar="MODEL"),
+    ] = None,
     base_url: Annotated[str | None, typer.Option(help="Instead: an OpenAI-compatible endpoint, ending in /v1.", metavar="URL")] = None,
     served_model: Annotated[str | None, typer.Option(help="The model's name there.", metavar="NAME")] = None,
-    engine: Annotated[str, typer.Option(help="What serves MODEL_DIR: auto, embedded or vllm.")] = "auto",
+    engine: Annotated[str, typer.Option(help="What serves MODEL: auto, embedded or vllm.")] = "auto",
     temperature: Annotated[float | None, typer.Option(help="Of the sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Of one answer.")] = None,
     concurrency: Annotated[int, typer.Option(help="Attempts at once.")] = 4,
@@ -53,30 +57,35 @@ def run(
     """
     from leyden.environments.evaldir import EvalDir
     from leyden.errors import UsageError
+    from leyden.models.importer import model_directory
 
     if listing:
         return _list(evals, as_json)
     if show is not None:
         return _show(EvalDir.find(evals, show), as_json)
     how: dict[str, Any] = {
-        "env": env, "model_dir": str(model.resolve()) if model else None, "base_url": base_url, "served_model": served_model,
-        "engine": engine, "temperature": temperature, "max_tokens": max_tokens, "timeout": timeout,
+        "env": env, "model_source": model, "model_dir": model and str(model_directory(model).resolve()),
+        "base_url": base_url, "served_model": served_model, "engine": engine, "temperature": temperature, "max_tokens": max_tokens, "timeout": timeout,
     }  # fmt: skip
     if resume is not None:
+        if tasks or store or adaptive:
+            raise UsageError("an eval goes on as it was begun", "leave --tasks, --store and --adaptive out, or start a new one")
         earlier = EvalDir.find(evals, resume)
         resume = earlier.id
         how = {name: earlier.asked.get(name) if value in (None, "auto") else value for name, value in how.items()}
     if how["env"] is None:
         raise UsageError("which environment?", "leyden eval module:env, or path/to/file.py:env")
     if how["model_dir"] and how["base_url"]:
-        raise UsageError("--model serves a directory, --base-url names an endpoint that serves already", "leave one of them out")
+        raise UsageError("--model serves a model, --base-url names an endpoint that serves already", "leave one of them out")
     if bool(how["base_url"]) != bool(how["served_model"]):
         raise UsageError(
             "--base-url and --served-model belong together", "leyden eval … --base-url http://127.0.0.1:8000/v1 --served-model NAME"
         )
-    environment = _load(str(how["env"]), how["timeout"])
+    with redirect_stdout(sys.stderr):  # what an agent prints is talk
+        environment = _load(str(how["env"]), how["timeout"])
 
     from leyden.environments.adaptive import AdaptiveK
+    from leyden.environments.plan import check_asked
     from leyden.environments.run import Asking
 
     asking = Asking(
@@ -85,7 +94,9 @@ def run(
     )  # fmt: skip
     if dry_run:
         return _plan(environment, asking, as_json)
-    result = _evaluate(environment, asking)
+    check_asked(environment, k=k, tasks=tasks, concurrency=concurrency, seed=seed)  # before the seconds that a model takes
+    with redirect_stdout(sys.stderr):
+        result = _evaluate(environment, asking)
     print(result, file=sys.stderr)
     _report(result, EvalDir.find(evals, result.run_id or ""), as_json)
     if result.stopped_early or not result.n_scored:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden.cli.printing import AsJson, print_json, say
+from leyden.cli.printing import AsJson, ask_store, print_json, say
+from leyden.cli.progress import Progress
 
 if TYPE_CHECKING:
     from leyden.environments.exports.options import ExportOptions
@@ -35,6 +37,7 @@ def run(
         list[Path] | None,
         typer.Option(help="Tasks to keep away from: a directory of pools, or a file of tasks. Repeat it.", metavar="PATH"),
     ] = None,
+    store: Annotated[str | None, typer.Option(help="Then EVAL is a training run's id there; for token rows.", metavar="URL")] = None,
     scored_by: Annotated[str | None, typer.Option(help="Use the scores of a rescore: its name.", metavar="NAME")] = None,
     evals: Annotated[Path, typer.Option("--evals", help="The directory of the evals.", metavar="DIR")] = Path("evals"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and write nothing.")] = False,
@@ -50,15 +53,21 @@ def run(
     from leyden.environments.exports.source import as_source
     from leyden.environments.exports.writer import write_export
     from leyden.environments.rescore import result_path
+    from leyden.errors import UsageError
 
     options = ExportOptions(
         only_passed=not all_, min_value=min_value, profile=profile, dedupe=dedupe, limit=limit, redact=not no_redact,
         exclude=_guard(exclude_pool or []), dry_run=dry_run,
     )  # fmt: skip
+    if store is not None:
+        if format_ != TOKENS or out is None or learning_zone:
+            raise UsageError("a run's store has token rows only", "leyden export RUN --store URL --format tokens --out FILE.parquet")
+        return _print(_export_run(store, wanted, out, options), as_json)
     directory = None if Path(wanted).is_file() else EvalDir.find(evals, wanted)
     source = as_source(Path(wanted) if directory is None else result_path(directory, scored_by))
-    if learning_zone:
-        source = source.learning_zone()
+    source = source.learning_zone() if learning_zone else source
+    attempts = source.open
+    source = replace(source, open=lambda: Progress("attempts looked at").watch(attempts()))
     if format_ == TOKENS:
         return _print(_export_tokens(directory, source, out, options), as_json)
     format = format_named(format_)
@@ -82,6 +91,17 @@ def _export_tokens(directory: object, source: Source, out: Path | None, options:
             return await export_tokens(source, store, out or directory.path / "tokens.parquet", options)
 
     return asyncio.run(go())
+
+
+def _export_run(url: str, run_id: str, out: Path, options: ExportOptions) -> ExportReport:
+    from leyden.algorithm.run_source import source_of_run
+    from leyden.algorithm.token_export import export_tokens
+    from leyden.server.client import StoreClient
+
+    async def export(client: StoreClient) -> ExportReport:
+        return await export_tokens(await source_of_run(client, run_id), client, out, options)
+
+    return ask_store(url, export)
 
 
 def _guard(paths: list[Path]) -> LeakageGuard | None:

@@ -47,6 +47,29 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
+def make(
+    directory: Directory,
+    train: Annotated[Path | None, typer.Option(help="Tasks to train on.", metavar="FILE")] = None,
+    dev: Annotated[Path | None, typer.Option(help="Tasks that are looked at while working.", metavar="FILE")] = None,
+    frozen: Annotated[Path | None, typer.Option(help="Tasks that gate checkpoints.", metavar="FILE")] = None,
+    blind: Annotated[Path | None, typer.Option(help="Tasks for milestones only.", metavar="FILE")] = None,
+    source: Annotated[str | None, typer.Option(help="Where they came from, for the record.", metavar="TEXT")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make pools of files of tasks, each with its manifest. Refused where a task is in two of them."""
+    from leyden.environments.pools import Pools
+    from leyden.environments.task import Task
+    from leyden.errors import UsageError
+
+    files = {name: path for name, path in (("train", train), ("dev", dev), ("frozen", frozen), ("blind", blind)) if path is not None}
+    if not files:
+        raise UsageError("there is nothing to make pools of", "for instance: leyden pools make DIR --train FILE --dev FILE")
+    provenance = {"files": {name: str(path) for name, path in files.items()}, **({"source": source} if source else {})}
+    Pools.make(directory, {name: Task.from_jsonl(path) for name, path in files.items()}, provenance)
+    list_(directory, as_json)
+
+
 @app.command("list")
 def list_(directory: Directory, as_json: AsJson = False) -> None:
     """List the pools: how many tasks, by what digest, and what moved where."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from leyden.cli.printing import AsJson, print_json, say
-
-SAY_EVERY = 30.0  # seconds
+from leyden.cli.progress import Progress
 
 
 def run(
@@ -42,7 +40,7 @@ def run(
     directory = EvalDir.find(evals, wanted)
     judge = _load_scorer(scorer)
     result = EnvironmentRunResult.load(result_path(directory), _load_type(output_type, directory))
-    progress = _Progress(result.n_attempts)
+    progress = Progress("attempts scored", result.n_attempts)
 
     async def go() -> Any:
         found = await arescore(result, judge, Which(only or "all"), task, name, concurrency, progress.step)
@@ -66,19 +64,6 @@ def run(
         say(f"pass rate {result.pass_rate:.4f} → {found.result.pass_rate:.4f}")
     if path is not None:
         print(path)
-
-
-class _Progress:
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._told = time.monotonic()
-
-    def step(self) -> None:
-        self._done += 1
-        if time.monotonic() - self._told > SAY_EVERY:
-            self._told = time.monotonic()
-            say(f"{self._done} of {self._total} attempts scored")
 
 
 def _load_scorer(spec: str) -> Any:

@@ -1,4 +1,4 @@
-"""The model that an eval asks: a directory that is served while it lasts, or an endpoint that serves already."""
+"""The model that an eval asks: one that is served while it lasts, imported first if need be, or an endpoint that serves already."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def served(how: Mapping[str, Any], directory: Path, marker: str, board: Board) -> AsyncIterator[LLM | None]:
-    """What ``how`` names: ``model_dir`` and ``engine``, or ``base_url`` and ``served_model``, and how to sample. None where
-    it names nothing. The engine's log lies in ``directory``. Should the engine die, the block is cancelled and its error raised."""
-    llm = described(how)
-    if llm is None or not how.get("model_dir"):
-        yield llm
+    """What ``how`` names: ``model_dir`` (made of ``model_source`` where it is not there) and ``engine``, or ``base_url`` and
+    ``served_model``, and how to sample. None where it names nothing. The logs lie in ``directory``. Should the engine die, the block is
+    cancelled and its error raised. Raises ``UsageError`` for a directory or a source that holds no model."""
+    if not how.get("model_dir"):
+        yield described(how)
         return
     from leyden.algorithm.sft.serving import living
     from leyden.models.engine_config import EngineConfig
     from leyden.models.engines import choose, make_engine
+    from leyden.models.importer import import_in_child
 
     config = EngineConfig.model_validate({"kind": how.get("engine") or "auto"})
-    version = _version(Path(how["model_dir"]))
-    engine = make_engine(config, version, version, log_path=_log(directory), marker=marker)
+    path = Path(how["model_dir"])
+    if is_to_be_imported(how):
+        with board.step(f"import {how['model_source']} into {path}"):
+            await import_in_child(how["model_source"], path, marker=marker, log_path=_log(directory, "import"))
+    llm, version = described(how), _version(path)
+    assert llm is not None
+    engine = make_engine(config, version, version, log_path=_log(directory, "engine"), marker=marker)
     try:
         with board.step(f"start {choose(config)}"):
             await engine.start()
@@ -39,16 +45,32 @@ async def served(how: Mapping[str, Any], directory: Path, marker: str, board: Bo
         await engine.stop()
 
 
-def _log(directory: Path) -> Path:
+def _log(directory: Path, name: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    return directory / "engine.log"
+    return directory / f"{name}.log"
+
+
+def is_to_be_imported(how: Mapping[str, Any]) -> bool:
+    """Raises ``UsageError`` for a name that no import knows either."""
+    from leyden.errors import UsageError
+    from leyden.models.importer import names_a_path
+
+    source, directory = how.get("model_source"), Path(how["model_dir"])
+    if source is None or directory.exists() or names_a_path(source):
+        return False
+    if source != "smollm2" and source.count("/") != 1:
+        raise UsageError(f"no model at {source}, nor at {directory}", "give a directory, a hub name like ORG/NAME, or smollm2")
+    return True
 
 
 def described(how: Mapping[str, Any]) -> LLM | None:
-    """The model as far as it is known before it is served. Raises ``UsageError`` for a directory that holds none."""
+    """The model as far as it is known before it is served: without its digest where it is to be imported. Raises ``UsageError`` as
+    ``served`` does."""
     sampling = {name: how[name] for name in ("temperature", "max_tokens") if how.get(name) is not None}
     if how.get("model_dir"):
         path = Path(how["model_dir"])
+        if is_to_be_imported(how):
+            return LLM(endpoint="", model=path.name, sampling_parameters=sampling)
         name = _version(path).name
         return LLM(endpoint="", model=name, sampling_parameters=sampling, checkpoint=f"{name}-{_digest(path)[:12]}")
     if how.get("base_url"):
@@ -57,10 +79,10 @@ def described(how: Mapping[str, Any]) -> LLM | None:
 
 
 def _version(path: Path) -> Version:
-    from leyden.models.importer import check_checkpoint
+    from leyden.models.registry import check_model_dir
     from leyden.models.version import MANIFEST, Manifest, Version, read_version
 
-    check_checkpoint(path)
+    check_model_dir(path)
     if (path / MANIFEST).is_file():
         return read_version(path)
     return Version(path, Manifest(version=path.resolve().name, files={}, created_at=0))

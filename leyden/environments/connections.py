@@ -1,14 +1,18 @@
-"""One pool of connections for each event loop: making one costs 30 ms, and one that outlives its loop complains."""
+"""One pool of connections for each event loop: making one costs 30 ms, and one that outlives its loop complains. It keeps no cookie: by
+that a server would know an attempt again, or take it for another one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import httpx
+
+from leyden.environments.credentials import check_key
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -45,7 +49,7 @@ def http_client() -> httpx.AsyncClient:
     """The running loop's. It holds no key."""
     pool = _pool()
     if pool.http is None:
-        pool.http = httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, trust_env=False)
+        pool.http = httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, trust_env=False, cookies=_no_cookies())
     return pool.http
 
 
@@ -53,9 +57,11 @@ def openai_client(endpoint: str, api_key: str | None) -> AsyncOpenAI:
     """One for this endpoint and key, over the running loop's connections."""
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+    check_key(api_key)
     pool = _pool()
     if pool.openai is None:
-        pool.openai = AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", http_client=DefaultAsyncHttpxClient(trust_env=False))
+        http = DefaultAsyncHttpxClient(trust_env=False, cookies=_no_cookies())
+        pool.openai = AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", http_client=http)
     return pool.openai.with_options(base_url=endpoint, api_key=api_key or "none")
 
 
@@ -70,8 +76,12 @@ def on_this_loop(client: AsyncOpenAI) -> AsyncOpenAI:
         return client
     pool = _pool()
     if pool.theirs is None:
-        pool.theirs = DefaultAsyncHttpxClient()
+        pool.theirs = DefaultAsyncHttpxClient(cookies=_no_cookies())
     return client.with_options(http_client=pool.theirs)
+
+
+def _no_cookies() -> CookieJar:
+    return CookieJar(DefaultCookiePolicy(allowed_domains=[]))
 
 
 def _sdks_own() -> Any:

@@ -64,18 +64,22 @@ class Environment:
         """
         if isinstance(ids, str | Task):
             raise UsageError("select takes several ids", f"write select([{ids!r}])" if isinstance(ids, str) else "write select([task])")
-        chosen = [self._find(one) for one in ids]
-        if twice := [task.id for place, task in enumerate(chosen) if task in chosen[:place]]:
-            raise UsageError(f"task {twice[0]!r} is selected twice", "name each task once; k says how often it is tried")
+        known: dict[Any, Task] = {task.id: task for task in self.resolved}
+        known |= {each: task for pair in zip(self.tasks, self.resolved, strict=True) for each, task in zip(pair, pair[1:] * 2, strict=True)}
+        chosen: dict[Task, None] = {}
+        for one in ids:
+            task = self._find(one, known)
+            if task in chosen:
+                raise UsageError(f"task {task.id!r} is selected twice", "name each task once; k says how often it is tried")
+            chosen[task] = None
         return tuple(chosen)
 
-    def _find(self, one: str | Task) -> Task:
-        for task, resolved in zip(self.tasks, self.resolved, strict=True):
-            if one is task or one is resolved or one == resolved.id:
-                return resolved
+    def _find(self, one: str | Task, known: Mapping[Any, Task]) -> Task:
+        if isinstance(one, str | Task) and one in known:
+            return known[one]
         if isinstance(one, Task):
-            same = next((task for task in self.resolved if task.id == one.id and _asks_the_same(task, one)), None)
-            if same is None:
+            same = known.get(one.id)
+            if same is None or not _asks_the_same(same, one):
                 raise UsageError(f"the task {one.id or one.input!r:.60} is none of {self.name}'s", "select from env.tasks, or by id")
             return same
         names = [str(task.id) for task in self.resolved]
@@ -107,7 +111,7 @@ class Environment:
             return {"agent": lambda: _unknown(reason)}
 
     def as_agent(self) -> Agent:
-        """What runners run: ``leyden runners module:env --store URL``."""
+        """What runners run: ``leyden runners module:env --store URL --queue NAME``."""
         from leyden.environments.attempting import agent_of
 
         return agent_of(self)

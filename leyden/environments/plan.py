@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from leyden.environments.results import TaskResult
 from leyden.environments.stored import encode
 from leyden.environments.task import Task
 from leyden.environments.trial import GRACE
-from leyden.errors import UsageError
-from leyden.types import LLM, Episode, FailureKind, Mode, NewRollout, RolloutConfig
+from leyden.errors import LeydenError, UsageError
+from leyden.runners.failures import describe
+from leyden.types import DEFAULT_QUEUE, LLM, Episode, FailureKind, Mode, NewRollout, RolloutConfig
 
 if TYPE_CHECKING:
     from leyden.environments.environment import Environment
@@ -45,6 +47,12 @@ class Plan:
         return getattr(self.env.subject, "output_type", None)
 
     @property
+    def queue(self) -> str:
+        """Where its attempts wait in a store that others use too: runners of another agent must not claim them."""
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.env.name)
+        return name if name == self.env.name and len(name) <= 64 else f"{name[:51]}-{hashlib.sha256(self.env.name.encode()).hexdigest()[:12]}"
+
+    @property
     def keys(self) -> Iterator[Key]:
         """In the order they are queued: the first attempt of every task, then the second of every task, and so on."""
         return ((task.id or "", index) for index in range(self.k) for task in self.tasks)
@@ -59,6 +67,7 @@ class Plan:
             yield NewRollout(
                 input={"task": task_id, "input": by_id[task_id].input, "attempt": index},
                 mode=Mode.TEST,
+                queue=self.queue if remote else DEFAULT_QUEUE,
                 run_id=run_id,
                 group=_short(task_id),
                 metadata={"env": self.env.name, "step": "eval", "k": index},
@@ -80,17 +89,27 @@ async def make_plan(
         raise UsageError(
             f"model is a {type(model).__name__}, not a leyden.LLM", 'model=leyden.LLM(endpoint="http://127.0.0.1:8000/v1", model="name")'
         )
-    chosen = env.resolved if tasks is None else env.select(item.task if isinstance(item, TaskResult) else item for item in tasks)
-    await env.subject.check()
+    chosen = check_asked(env, k=k, tasks=tasks, concurrency=concurrency, seed=seed)
+    try:
+        await env.subject.check()
+    except LeydenError:
+        raise
+    except Exception as error:  # a factory, a tool server: its own code
+        raise UsageError(f"{env.subject.name} failed before any attempt: {describe(error)}", "make it by hand once, and see") from error
     if env.subject.needs_llm and model is None and not remote:
-        raise UsageError(f"{env.subject.name} needs a model to run with", "pass model=leyden.LLM(…), or leyden eval … --model MODEL_DIR")
+        raise UsageError(f"{env.subject.name} needs a model to run with", "pass model=leyden.LLM(…), or leyden eval … --model MODEL")
     env_fingerprint, policy_fingerprint = env.env_fingerprint(), env.policy_fingerprint(_named(model))
+    return Plan(env, chosen, k, concurrency, seed, model, env_fingerprint, policy_fingerprint)
+
+
+def check_asked(env: Environment, *, k: int, tasks: Iterable[Any] | None, concurrency: int, seed: int) -> tuple[Task, ...]:
+    """What can be told without the agent and the model. Returns the chosen tasks. Raises ``UsageError``."""
     for name, number in (("k", k), ("concurrency", concurrency)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise UsageError(f"{name} is a whole number from 1 on, not {number!r}", f"for instance {name}=8")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UsageError(f"seed is a whole number, not {seed!r}", "for instance seed=0")
-    return Plan(env, chosen, k, concurrency, seed, model, env_fingerprint, policy_fingerprint)
+    return env.resolved if tasks is None else env.select(item.task if isinstance(item, TaskResult) else item for item in tasks)
 
 
 def _named(model: LLM | None) -> LLM | None:

@@ -238,7 +238,11 @@ _NAME_OF_SECRET = (
 _RULES = (
     _Rule(
         Kind.PRIVATE_KEY,
-        re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.S),
+        re.compile(
+            r"-----BEGIN [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----"
+            r"(?:.{0,20000}?-----END [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----|(?:(?:\\n|\s){0,4}[A-Za-z0-9+/=]{32,})+)",  # or cut short
+            re.DOTALL,
+        ),
         lambda text: "PRIVATE KEY" in text,
     ),
     _Rule(

@@ -29,6 +29,7 @@ from leyden.server.client import StoreClient
 from leyden.server.interface import Store, open_store
 
 SCORED = "result-{}.jsonl"
+AT_ONCE = 64  # attempts recorded, so that one commit serves many
 SHORT = 12  # signs of a digest that name it
 
 
@@ -131,18 +132,19 @@ async def record(store: Store, rescored: Rescored) -> int:
 
     Raises ``Conflict`` where this source has judged one otherwise, ``NotFound`` where the store does not hold the attempts.
     """
-    written = 0
-    for task, attempt in rescored.scored:
-        if attempt.rollout_id is None or attempt.attempt is None or attempt.score is None:
-            continue
-        try:
-            await store.add_scores(attempt.rollout_id, attempt.attempt, rewards_of_score(attempt.score, rescored.source))
-        except Conflict as error:
-            raise Conflict(
-                f"{task.id}/{attempt.index}: {error.message}", "a scorer that varies needs a name for each round: --as NAME"
-            ) from error
-        written += 1
-    return written
+    kept = [(task, made) for task, made in rescored.scored if made.rollout_id is not None]
+    for start in range(0, len(kept), AT_ONCE):
+        await asyncio.gather(*(_record(store, task, made, rescored.source) for task, made in kept[start : start + AT_ONCE]))
+    return len(kept)
+
+
+async def _record(store: Store, task: Task, attempt: AttemptResult, source: str) -> None:
+    assert attempt.rollout_id is not None and attempt.attempt is not None and attempt.score is not None
+    try:
+        await store.add_scores(attempt.rollout_id, attempt.attempt, rewards_of_score(attempt.score, source))
+    except Conflict as error:
+        message = f"{task.id}/{attempt.index}: {error.message}"
+        raise Conflict(message, "a scorer that varies needs a name for each round: --as NAME") from error
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ class EnvironmentRunResult:
     env_fingerprint: Fingerprint
     policy_fingerprint: Fingerprint
     task_results: tuple[TaskResult, ...]
-    duration_seconds: float
+    duration_seconds: float  # on the wall; of one that was resumed, since then
     stopped_early: str | None = None
     run_id: str | None = None  # of the store's run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -85,7 +86,7 @@ def run_rollouts(
     * ``tasks``: some of ``env.tasks``: themselves, their ids, or those of a result. ``model``: where an agent without a model of its own
       finds one, or another one instead of its own. ``concurrency``: attempts at once.
     * ``store``: None keeps the attempts in ``evals/<id>/store.db`` and makes them in this process. With a store's URL runners elsewhere
-      make them (``leyden runners module:env --store URL``), and this only queues and waits.
+      make them (``leyden runners module:env --store URL --queue NAME``, the environment's name), and this only queues and waits.
     * ``resume``: the id of an eval that was killed or interrupted (a unique prefix, ``@latest``): only what is missing is tried. k, tasks
       and seed are as they were asked for then.
     * ``adaptive``: stops trying a task once enough is known of it; k is then at most its ``max_k``.
@@ -175,7 +176,8 @@ async def drive(env: Environment, asking: Asking) -> EnvironmentRunResult:
             else:
                 from leyden.environments.elsewhere import run_elsewhere
 
-                runners = f"leyden runners {(asking.how or {}).get('env', 'module:env')} --store {store}"
+                name = (asking.how or {}).get("env", "module:env")
+                runners = shlex.join(["leyden", "runners", name, "--store", store, "--queue", plan.queue])
                 await run_elsewhere(store, run, asked or run.asked, plan, tally, view.say, runners)
         except asyncio.CancelledError:
             partial = tally.result(time.monotonic() - began, run.id)

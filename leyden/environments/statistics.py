@@ -54,7 +54,7 @@ def wilson_by_task(counts: Iterable[tuple[int, int]], confidence: float = 0.95) 
     tried = [(passed, scored) for passed, scored in counts if scored]
     passed, n = sum(p for p, _ in tried), sum(s for _, s in tried)
     if passed in (0, n):
-        return wilson(passed and len(tried), len(tried), confidence)
+        return wilson(len(tried) if passed else 0, len(tried), confidence)
     rate, tasks = passed / n, len(tried)
     between = tasks / (tasks - 1) * sum((p - rate * s) ** 2 for p, s in tried) if tasks > 1 else float(n * n)
     effect = max(1.0, between / (n * rate * (1 - rate)))

@@ -48,7 +48,7 @@ class Tally:
         self.n_scored += attempt.score is not None
         self.n_passed += attempt.passed
         stop_task, stop_run = self._storm.add(task_id, attempt)
-        given_up = {other for other in self.open if stop_run or (stop_task and other[0] == task_id)} if stop_task or stop_run else set()
+        given_up = set(self.open) if stop_run else self._open_of(task_id) if stop_task else set()
         self._stormed |= given_up
         given_up |= self._settled(task_id)
         self._tell(self._tasks[task_id], attempt)
@@ -93,8 +93,11 @@ class Tally:
             first = [ended[index] for index in range(self._looked_at[task_id])]
             if self._adaptive.enough(sum(one.passed for one in first), sum(one.score is not None for one in first)):
                 self._rounds[task_id] = len(first)
-                return {key for key in self.open if key[0] == task_id}
+                return self._open_of(task_id)
         return set()
+
+    def _open_of(self, task_id: str) -> set[Key]:
+        return {(task_id, index) for index in range(self.plan.k)} & self.open
 
     def _tell(self, task: Task, attempt: AttemptResult) -> None:
         if self._on_attempt_end is None:

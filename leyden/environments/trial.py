@@ -37,6 +37,10 @@ class _ScorerFailed(Exception):
     """From the scorer's exception."""
 
 
+class _Broke(Exception):
+    """From what the agent raised that is no ``Exception``: asyncio lets ``SystemExit`` out of any task, and the whole run would end."""
+
+
 async def try_once(
     subject: Subject, scorer: Scorer, timeout: float | None, task: Task, context: AttemptContext, index: int, *, seed: int | None = None
 ) -> Trial:
@@ -72,7 +76,12 @@ async def try_once(
 
 
 async def _run_and_score(subject: Subject, scorer: Scorer, task: Task, context: AttemptContext) -> Score | None:
-    await subject.attempt(task, context)
+    try:
+        await subject.attempt(task, context)
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise _Broke from error
     output = context.output
     if output is None or output.status is not RunStatus.COMPLETED:
         return None
@@ -80,7 +89,10 @@ async def _run_and_score(subject: Subject, scorer: Scorer, task: Task, context: 
         score: Any = await scorer.ascore(output, task.fresh().expected)
         if not isinstance(score, Score):
             raise TypeError(f"a scorer returns a Score, not {type(score).__name__}")
-    except Exception as error:
+    except BaseException as error:
+        mine = asyncio.current_task()
+        if isinstance(error, KeyboardInterrupt | GeneratorExit) or (mine is not None and mine.cancelling()):
+            raise
         raise _ScorerFailed from error
     return score
 
@@ -99,6 +111,8 @@ def _verdict(work: asyncio.Task[Score | None], context: AttemptContext, ran_out:
     if isinstance(error, _ScorerFailed) and error.__cause__ is not None:
         cause = error.__cause__
         return StopReason.COMPLETED, None, f"scorer: {describe(cause)}", type(cause).__name__, FailureKind.VERIFIER
+    if isinstance(error, _Broke):
+        error = error.__cause__
     if error is not None:
         return StopReason.ERROR, None, describe(error), type(error).__name__, classify(error)
     if context.output is None:

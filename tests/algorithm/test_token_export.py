@@ -127,3 +127,35 @@ def test_without_rows_nothing_is_left(tmp_path):
 
     assert asyncio.run(empty()).path is None
     assert not list(tmp_path.glob("tokens*"))
+
+
+def test_what_a_run_collected_is_exported_from_its_store(tmp_path):
+    from leyden.algorithm.run_source import source_of_run
+    from leyden.errors import NotFound
+    from leyden.types import FailureKind, Mode, Reward
+
+    async def collected(rewards):
+        store = await open_store(tmp_path / f"{len(rewards)}.db")
+        new = [NewRollout(input=kind, run_id="run", group=f"task{n % 2}", priority=n) for n, kind in enumerate(CALLS)]
+        try:
+            await store.enqueue([*new, NewRollout(input="measured", run_id="run", mode=Mode.TEST)])
+            for lease in await store.claim("w", len(CALLS) + 1):
+                kind = lease.rollout.input
+                await store.add_generations(lease.ref, [call(lease, n, *one) for n, one in enumerate(CALLS.get(kind, []))])
+                if kind == "cut":
+                    await store.fail(lease.ref, FailureKind.AGENT, "broken")
+                else:
+                    await store.complete(lease.ref, [Reward(value=rewards[kind])] if kind in rewards else [])
+            with pytest.raises(NotFound, match="no rollout that succeeded for run other"):
+                await source_of_run(store, "other")
+            return await export_tokens(await source_of_run(store, "run"), store, tmp_path / "run.parquet", ExportOptions())
+        finally:
+            await store.close()
+
+    report = asyncio.run(collected({"two_turns": 1.0, "one_turn": 0.75, "failed": 0.25, "again": 0.5}))
+    assert (report.rows, report.n_skipped_failed, report.unscored) == (3, 1, {"scorer": 2})
+    assert [(row["task_key"], row["reward"]) for row in records(tmp_path / "run.parquet")] == [
+        ("task0", 1.0), ("task1", 0.75), ("task1", 0.5),
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="has reward 2"):
+        asyncio.run(collected({"two_turns": 2.0}))

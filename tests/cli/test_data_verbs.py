@@ -190,7 +190,13 @@ def test_pools_check_answers_with_its_exit_status(leyden_, tmp_path):
 
 
 def test_pools_are_listed_and_a_dev_task_moves(leyden_, tmp_path):
-    Pools.make(tmp_path / "p", {"train": [Task("one", id="t")], "dev": [Task("two words here 5", id="d"), Task("three", id="e")]})
+    (tmp_path / "train.jsonl").write_text('{"input": "one", "id": "t"}\n')
+    (tmp_path / "dev.jsonl").write_text('{"input": "two words here 5", "id": "d"}\n{"input": "three", "id": "e"}\n')
+    files = ("--train", tmp_path / "train.jsonl", "--dev", tmp_path / "dev.jsonl")
+    status, out, _ = leyden_("pools", "make", tmp_path / "p", *files, "--source", "by hand", "--json")
+    told = json.loads(out)["pools"]
+    assert status == 0 and [pool["n"] for pool in told] == [1, 2, 0, 0] and told[0]["provenance"]["source"] == "by hand"
+    assert leyden_("pools", "make", tmp_path / "p", *files)[0] == 5
     assert leyden_("pools", "list", tmp_path / "p")[1].splitlines()[1].startswith("dev\t2\t")
     assert leyden_("pools", "move", tmp_path / "p", "d", "--reason", "it failed", "--dry-run")[0] == 0
     assert len(Pools.read(tmp_path / "p")["dev"].tasks) == 2

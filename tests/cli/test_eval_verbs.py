@@ -38,6 +38,7 @@ def test_eval_says_the_numbers_on_stdout_and_the_grid_on_stderr(evals: Path, cap
     out, err = read(capsys)
     lines = out.splitlines()
     assert lines[0].startswith("pass rate 1.0000 (95 % ") and lines[1:3] == ["pass@2 1.0000, pass^2 1.0000", "scored 4 of 4 planned"]
+    assert len(lines) == 4 and err.count("an agent talks") == 4
     assert (evals.parent / lines[3]).is_file() and "easy  k=2 · 4 attempts" in err and "██  2/2" in err
 
     assert leyden("eval", f"{AGENTS}:easy", "-k", "1", "--tasks", "t2", "--json") == 0
@@ -71,6 +72,7 @@ def test_a_dry_run_starts_nothing(evals: Path, capsys: pytest.CaptureFixture[str
         ([f"{AGENTS}:easy", "--base-url", "http://127.0.0.1:1/v1"], "belong together"),
         ([f"{AGENTS}:easy", "--model", "nowhere"], "nowhere"),
         (["--resume", "@latest"], "no eval '@latest'"),
+        (["--resume", "@latest", "--tasks", "t1"], "goes on as it was begun"),
         (["--show", "2026"], "no eval '2026'"),
     ],
 )

@@ -13,6 +13,7 @@ from leyden.types import Rollout
 @rollout
 async def sums(task: str, rollout: Rollout) -> str:
     index = rollout.metadata["k"]
+    print("an agent talks")
     match task:
         case "raise":
             raise ValueError(f"no {index}")

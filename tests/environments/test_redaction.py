@@ -41,6 +41,22 @@ def test_personal_data_and_secrets_are_replaced_by_their_kind(text):
     assert redact_text(expected)[1] == {}  # a placeholder is nothing to redact
 
 
+CUT_SHORT = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 3
+
+
+def test_a_private_key_that_was_cut_short_is_one_and_a_word_about_them_is_none():
+    assert redact_text(CUT_SHORT + " and so on")[0] == "[PRIVATE_KEY]\n and so on"
+    about = "A file that begins with -----BEGIN PRIVATE KEY----- is one you should not share."
+    assert redact_text(about) == (about, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["a_" * 50_000 + "=", "a@" * 50_000, "1-" * 50_000, "12 " * 30_000, "1." * 50_000, "token=" * 20_000, "(" * 100_000]
+)
+def test_long_texts_do_not_make_it_search_without_end(text):
+    assert redact_text(text) == (text, {})
+
+
 UNTOUCHED = [
     "555-234-4567", "123-45-6789", "What is 415-555-2671?", "Multiply 4111111111111111 by 2.", "4111 1111 1111 1112",
     "(12) 345-6789 + 1", "3 +14155552671", "x = +14155552671 * 2", "Sort 4111 1111 1111 1111 5555.", "1.2.3.4", "version 84.23.99.1",

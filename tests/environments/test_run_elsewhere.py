@@ -33,7 +33,7 @@ def test_runners_elsewhere_do_what_is_done_here(tmp_path: Path) -> None:
 
     async def there() -> tuple[Any, Any]:
         async with await SQLStore.open(tmp_path / "s.db", sweep_every=0.1) as store, listening(store) as where:
-            config = PoolConfig(f"{AGENTS}:env", where.url, n=2, concurrency=4, log_dir=tmp_path)
+            config = PoolConfig(f"{AGENTS}:env", where.url, n=2, concurrency=4, log_dir=tmp_path, queues=("sums",))
             async with RunnerPool(config):
                 found = await arun_rollouts(env, k=3, store=where.url, evals=tmp_path / "there", quiet=True)
                 again = await arun_rollouts(env, resume="@latest", evals=tmp_path / "there", quiet=True)
@@ -71,7 +71,7 @@ def test_a_driver_that_went_away_comes_back_to_what_runners_did_meanwhile(tmp_pa
             driving.cancel()
             with pytest.raises(RunCancelled) as gone:
                 await driving
-            async with RunnerPool(PoolConfig(f"{AGENTS}:env", where.url, n=1, log_dir=tmp_path)):
+            async with RunnerPool(PoolConfig(f"{AGENTS}:env", where.url, n=1, log_dir=tmp_path, queues=("sums",))):
                 assert len(await store.wait_rollouts([rollout.id for rollout in rollouts], 20.0)) == 8
             return gone.value, await arun_rollouts(env, resume="@latest", evals=tmp_path, quiet=True)
 

@@ -201,7 +201,7 @@ def test_a_factory_that_fails_is_named_before_any_attempt(tmp_path: Path) -> Non
         raise OSError("no config")
 
     env = Environment("room", (Task("q"),), CodeScorer(lambda run, expected: True), factory)
-    with pytest.raises(Exception, match="no config"):
+    with pytest.raises(UsageError, match="factory failed before any attempt: OSError: no config"):
         run_rollouts(env, k=1, evals=tmp_path, quiet=True)
     assert not list(tmp_path.iterdir())
 

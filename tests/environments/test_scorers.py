@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import importlib
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from leyden.environments import CodeScorer, FingerprintError, RewardScorer, RunOutput, Score, Scorer
+from leyden.environments import CodeScorer, FingerprintError, RewardScorer, RunOutput, Score, Scorer, code_digest
 from leyden.environments.scorers import digest_of
 from leyden.errors import UsageError
 
@@ -156,6 +161,7 @@ def test_61_code_without_a_source_raises() -> None:
 
 
 MODULE = """
+from leyden.environments import code_digest
 from leyden.environments import CodeScorer, Score
 LIMIT = 0.5
 WORDS = ["a", "b"]
@@ -196,6 +202,16 @@ def test_61_digests_are_the_same_in_every_process_and_follow_the_source_down_to_
     assert len({helper[0], first[0], *(changed[0] for changed in own)}) == 5
 
 
+def test_61_a_scorer_of_an_installed_package_is_known_by_its_source_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_digest, "_LIBRARIES", (str(tmp_path),))
+    monkeypatch.syspath_prepend(tmp_path)
+    taken = []
+    for name, source in (("installed_a", MODULE), ("installed_b", MODULE.replace(".strip()", ".lower()")), ("installed_c", MODULE)):
+        (tmp_path / f"{name}.py").write_text(source)
+        taken.append(CodeScorer(importlib.import_module(name).judge).digest())
+    assert taken[0] == taken[2] != taken[1]
+
+
 CACHE: dict[str, int] = {}
 
 
@@ -220,6 +236,39 @@ def test_61_it_is_the_source_that_counts_and_not_the_name() -> None:
         return False
 
     assert digest_of(one) != first
+
+
+@dataclass
+class Held:
+    words: tuple[str, ...] = ("a",)
+
+
+def decorated(word: str) -> Any:
+    @contextlib.contextmanager
+    def opened() -> Iterator[str]:
+        yield word
+
+    def scorer(run: RunOutput, expected: Any) -> bool:
+        with opened() as now:
+            return now in Held().words
+
+    return scorer
+
+
+def cached_scorer(limit: int) -> Any:
+    @functools.lru_cache
+    def helper(text: str) -> bool:
+        return len(text) < limit
+
+    return lambda run, expected: helper(run.content)
+
+
+def test_61_a_cached_helper_is_known_by_what_it_wraps() -> None:
+    assert digest_of(cached_scorer(1)) == digest_of(cached_scorer(1)) != digest_of(cached_scorer(2))
+
+
+def test_61_dataclasses_and_what_libraries_decorate_have_a_digest() -> None:
+    assert digest_of(decorated("a")) == digest_of(decorated("a")) != digest_of(decorated("b"))
 
 
 def test_functions_that_name_each_other_have_a_digest() -> None:

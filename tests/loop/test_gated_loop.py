@@ -14,6 +14,7 @@ from leyden.algorithm.collapse import CollapseConfig
 from leyden.algorithm.dataset import read_rows
 from leyden.algorithm.sft import steps
 from leyden.algorithm.sft.algorithm import SFT
+from leyden.algorithm.sft.history import read_history
 from leyden.algorithm.sft.report import Board
 from leyden.algorithm.sft.settings import SFTConfig
 from leyden.algorithm.sft.summary import print_summary
@@ -127,6 +128,7 @@ def test_the_control_arm_is_trained_on_as_many_rows_measured_and_never_promoted(
     print_summary(played.summary, Console(file=table, width=160), Board(Console(file=io.StringIO())))
     assert "selected rows beside as many at random" in table.getvalue()
     assert "selected against random at T=1: -0.50 on 32 tasks" in table.getvalue()
+    assert read_history(played.run).pass_rates == {"version_0": 0.25, "version_1": 0.5, "version_3": 0.5}
 
 
 @pytest.mark.parametrize("moment", ["1/train-control:done", "1/promote:done"])

@@ -86,13 +86,15 @@ class Evaluation(Record):
     """One version on the held-out tasks, sampled at T=1 and greedily at T=0, and greedily on the regression tasks where there are any."""
 
     version: str
+    arm: str | None = None  # of a version that was made to compare with
     sampled: Measurement
     greedy: Measurement
     regression: Measurement | None = None
 
     def as_summary(self) -> dict[str, Any]:
         regression = {"regression": self.regression.as_summary()} if self.regression else {}
-        return {"version": self.version, **self.sampled.as_summary(), "greedy": self.greedy.as_summary(), **regression}
+        arm = {"arm": self.arm} if self.arm else {}
+        return {"version": self.version, **arm, **self.sampled.as_summary(), "greedy": self.greedy.as_summary(), **regression}
 
 
 def measure(

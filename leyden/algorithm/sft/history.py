@@ -68,7 +68,7 @@ def read_history(run: RunDir) -> History:
         iteration=last.get("iteration"),
         reason=ended["reason"] if ended else None,
         champion=summary["champion"] if summary else Registry(run.models).pointers.champion,
-        pass_rates={version["version"]: version["pass_rate"] for version in measured if "pass_rate" in version},
+        pass_rates={version["version"]: version["pass_rate"] for version in measured if "pass_rate" in version and "arm" not in version},
         steps=[{name: manifest.get(name) for name in ("iteration", "step", "seconds", "note")} for manifest in manifests],
         forked_from=run.config.get("forked_from"),
     )

@@ -272,6 +272,7 @@ class Phases:
             first, second = len(often), len(often) + n
             evaluation = Evaluation(
                 version=version.name,
+                arm=version.manifest.arm,
                 sampled=measure(ended[:first], SAMPLED, passing, attempts, *captured),
                 greedy=measure(ended[first:second], GREEDY, passing, 1, *captured),
                 regression=measure(ended[second:], GREEDY, passing, 1, *captured) if general else None,

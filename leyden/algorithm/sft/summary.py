@@ -141,7 +141,7 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
         for version, evaluation in summary.versions:
             if evaluation:
-                mark = "champion" if version == summary.champion else ""
+                mark = "champion" if version == summary.champion else evaluation.arm or ""
                 table.add_row(version, str(evaluation.sampled), str(evaluation.greedy), str(evaluation.sampled.n), mark)
         console.print(table)
     for iteration in summary.iterations:

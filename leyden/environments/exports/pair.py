@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,15 +16,17 @@ def sidecar_of(path: Path) -> Path:
 
 
 class FilePair:
-    """Temporary files beside ``path`` while it is open. What is not published is gone when it closes, whatever happened."""
+    """Temporary files beside ``path`` while it is open (``scratch``: elsewhere, for what will not be published). What is not published is
+    gone when it closes, whatever happened."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, scratch: bool = False) -> None:
         self.path = path
-        stem = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        directory = Path(tempfile.gettempdir()) if scratch else path.parent
+        stem = directory / f".{path.name}.{secrets.token_hex(4)}"
         self.lines_path, self.provenance_path, self.sidecar_path = (Path(f"{stem}.{part}.tmp") for part in ("lines", "origin", "meta"))
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.lines_path.parent.mkdir(parents=True, exist_ok=True)
         self.lines = self.lines_path.open("wb")
         self.provenance = self.provenance_path.open("w+b")
         return self

@@ -34,8 +34,8 @@ def write_export(
 ) -> ExportReport:
     """Write ``path`` and its sidecar, both or none; what lay there is replaced, and removed where nothing is written.
 
-    Two exports of one result with the same options are equal, byte for byte. Memory does not grow with the result, but for 40 bytes a row
-    that tell duplicates.
+    Two exports of one result with the same options are equal, byte for byte. Memory does not grow with the result, but for about 120 bytes
+    a row that tell duplicates.
     """
     source, path = as_source(result), Path(path)
     if path.is_dir():
@@ -44,7 +44,7 @@ def write_export(
         raise UsageError(f"{path} is the result itself", "name another file")
     if options.min_value is not None and format.learns_from_failures:
         raise UsageError(f"min_value chooses among what passed, and {format.name} rows hold failures too", "leave it out")
-    with disk_errors(path.parent), FilePair(path) as pair:
+    with disk_errors(path.parent), FilePair(path, scratch=options.dry_run) as pair:
         export = _Export(format, replace(options, profile=options.profile or format.profile), pair.lines, pair.provenance)
         for task in source.tasks():
             export.add(task)

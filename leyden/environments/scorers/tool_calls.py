@@ -32,9 +32,13 @@ class ToolCallScorer:
     ) -> None:
         if isinstance(expected_tools, str):
             raise UsageError(f"expected_tools is a list, not the text {expected_tools!r}", f"write [{expected_tools!r}]")
-        self.expected_tools = tuple(dict.fromkeys(expected_tools))
-        if not all(isinstance(name, str) and name for name in self.expected_tools):
-            raise UsageError(f"a tool's name is a text: {self.expected_tools!r}", 'for instance ["calculate"]')
+        if not isinstance(expected_tools, Iterable):
+            raise UsageError(f"expected_tools is a list of names, not a {type(expected_tools).__name__}", 'for instance ["calculate"]')
+        if not all(isinstance(name, str) and name for name in (names := list(expected_tools))):
+            raise UsageError(f"a tool's name is a text: {names!r:.80}", 'for instance ["calculate"]')
+        if not isinstance(arguments, Mapping | None):
+            raise UsageError(f"arguments is a dict, not a {type(arguments).__name__}", '{"calculate": {"expression": "2 + 2"}}')
+        self.expected_tools = tuple(dict.fromkeys(names))
         self.arguments = tuple((name, wanted) for name, sets in (arguments or {}).items() for wanted in _sets(name, sets))
         self.allow_additional = allow_additional
         if not self.expected_tools and not self.arguments:
@@ -57,7 +61,7 @@ class ToolCallScorer:
 
 
 def _sets(name: str, sets: Wanted | Sequence[Wanted]) -> list[Wanted]:
-    found = [sets] if isinstance(sets, Mapping) else list(sets)
+    found = [sets] if isinstance(sets, Mapping) else list(sets) if isinstance(sets, Iterable) else []
     if not found or not all(isinstance(wanted, Mapping) for wanted in found):
         raise UsageError(
             f"the arguments of {name} are a dict or a list of dicts, not {sets!r:.60}", f'{{"{name}": {{"expression": "2 + 2"}}}}'
@@ -73,7 +77,11 @@ def _met(name: str, wanted: Wanted, calls: list[ToolCall]) -> bool:
 
 
 def _same(given: Any, wanted: Any) -> bool:
-    """``True`` is not 1."""
+    """As JSON has it, where ``True`` is not 1 at any depth, and there are no tuples."""
+    if isinstance(given, Mapping) and isinstance(wanted, Mapping):
+        return given.keys() == wanted.keys() and all(_same(given[key], wanted[key]) for key in given)
+    if isinstance(given, list | tuple) and isinstance(wanted, list | tuple):
+        return len(given) == len(wanted) and all(map(_same, given, wanted))
     return bool(given == wanted) and isinstance(given, bool) == isinstance(wanted, bool)
 
 

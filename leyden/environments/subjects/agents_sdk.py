@@ -63,15 +63,18 @@ class AgentsSDK:
     @property
     def needs_llm(self) -> bool:
         """It names a model, or means the SDK's default, that there is no key for."""
+        from leyden.environments.subjects.describing import resolved
+
         known: Sequence[Any] = self._described.agents if self._described else () if self._is_factory else (self.agent,)
-        return not all(_has_key(agent.model) for agent in known)
+        names = [agent.model for agent in known if agent.model is None or isinstance(agent.model, str)]
+        return any(resolved(name) is None for name in names)
 
     @property
     def output_type(self) -> Any:
         """Of the agent and of those it hands off to, which may answer in its place; None: texts."""
         from leyden.environments.subjects.describing import answer_type
 
-        return answer_type(self._description().agents)
+        return answer_type(self._description().answering)
 
     def accept(self, task: Task) -> None:
         check_messages(task)
@@ -89,7 +92,7 @@ class AgentsSDK:
     async def attempt(self, task: Task, context: AttemptContext) -> None:
         question = task.fresh().input
         async with self._isolated() as isolated:
-            await _run(isolated, question, self._fresh_context(), self.max_turns, context)
+            await _run(isolated, question if isinstance(question, str) else list(question), self._fresh_context(), self.max_turns, context)
 
     def question(self) -> Components:
         from leyden.environments.subjects.describing import question_components
@@ -142,10 +145,16 @@ class AgentsSDK:
 
         async with self._isolated() as isolated:
             offered = [[tool.model_dump(mode="json") for tool in await server.list_tools()] for server in isolated.servers]
-            return Described(tuple(isolated.agents), offered)
+            return Described(tuple(isolated.agents), tuple(isolated.used), offered)
 
     def _description(self) -> Described:
-        """Once for all, as ``check`` left it, or in a loop of its own. Raises what the making raises."""
+        """Of a factory once for all, as ``check`` left it, or in a loop of its own. Raises what the making raises."""
+        if not self._is_factory:  # somebody may have changed it since
+            from leyden.environments.subjects.describing import Described
+
+            isolated = Isolation(self._live)
+            isolated.agent(self.agent)  # type: ignore[arg-type]
+            return Described(tuple(isolated.agents), tuple(isolated.used), [])
         if self._described is None:
             self._described = _wait(self._describe)
         return self._described
@@ -216,18 +225,6 @@ async def _clean_up(server: Any) -> None:
         await server.cleanup()
     except Exception as error:
         logger.warning("MCP server %r could not be cleaned up: %s", getattr(server, "name", "?"), describe(error))
-
-
-def _has_key(model: Any) -> bool:
-    from agents.models.multi_provider import MultiProvider
-
-    if model is not None and not isinstance(model, str):
-        return True
-    try:
-        MultiProvider().get_model(model)
-    except Exception:  # OpenAI's client says so when it is made; other providers have errors of their own
-        return False
-    return True
 
 
 def _is_agent(made: Any) -> bool:

@@ -11,9 +11,10 @@ from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from leyden.environments.code_digest import digest_of
+from leyden.environments.credentials import CREDENTIAL, place_of, without_credentials
 from leyden.environments.fingerprint import canonical
 from leyden.environments.subject import Components
-from leyden.environments.subjects.endpoint import CREDENTIAL, llm_components, place_of, without_credentials
+from leyden.environments.subjects.endpoint import llm_components
 from leyden.types import LLM
 
 if TYPE_CHECKING:
@@ -26,10 +27,16 @@ _NOT_SAMPLING = {"tool_choice", "parallel_tool_calls", "extra_headers", "metadat
 
 @dataclass(frozen=True)
 class Described:
-    """An agent and those it hands off to, each once, the first one first; and what its MCP servers offer."""
+    """An agent and those it hands off to, each once, the first one first; those that any of them uses as tools; and what its MCP servers
+    offer."""
 
-    agents: Sequence[Agent[Any]]
+    answering: Sequence[Agent[Any]]
+    used: Sequence[Agent[Any]]
     offered: Sequence[Sequence[Any]]
+
+    @property
+    def agents(self) -> Sequence[Agent[Any]]:
+        return (*self.answering, *self.used)
 
 
 Describe = Callable[[], Described]
@@ -69,14 +76,26 @@ def _tools(agent: Agent[Any]) -> Any:
         "choice": dataclasses.asdict(choice) if dataclasses.is_dataclass(choice) and not isinstance(choice, type) else choice,
         "parallel": settings.parallel_tool_calls,
         "behaviour": behaviour,
+        "reset_choice": agent.reset_tool_choice,
         "mcp": {name: digest_of(value) for name, value in agent.mcp_config.items()},
     }
 
 
 def _tool(tool: Any) -> Any:
     if hasattr(tool, "params_json_schema"):
-        return [tool.name, tool.description, tool.params_json_schema, tool.strict_json_schema]
-    return [type(tool).__name__, {name: digest_of(value) for name, value in vars(tool).items()}]
+        guards = [each.guardrail_function for each in (*(tool.tool_input_guardrails or ()), *(tool.tool_output_guardrails or ()))]
+        when = [tool.is_enabled, tool.needs_approval, tool.defer_loading, guards]
+        failing = [tool._failure_error_function, tool.timeout_seconds, tool.timeout_behavior, tool.timeout_error_function]
+        return [tool.name, tool.description, tool.params_json_schema, tool.strict_json_schema, digest_of(when), digest_of(failing)]
+    return [type(tool).__name__, {name: digest_of(_public_setting(value)) for name, value in vars(tool).items()}]
+
+
+def _public_setting(value: Any) -> Any:
+    """A server's address and what it offers, and no key to it."""
+    if not isinstance(value, dict):
+        return value
+    kept = {name: part for name, part in value.items() if name not in ("authorization", "headers")}
+    return {**kept, "server_url": place_of(kept["server_url"])} if isinstance(kept.get("server_url"), str) else kept
 
 
 def _prompt(agent: Agent[Any]) -> Any:
@@ -109,7 +128,8 @@ def _handoff(each: Any) -> Any:
 
     offer = handoff(each) if hasattr(each, "instructions") else each
     trimmed = None if offer.input_filter is None else digest_of(offer.input_filter)
-    return [offer.tool_name, offer.tool_description, offer.input_json_schema, offer.nest_handoff_history, trimmed]
+    enabled = digest_of(offer.is_enabled)
+    return [offer.tool_name, offer.tool_description, offer.input_json_schema, offer.nest_handoff_history, trimmed, enabled]
 
 
 def _guardrails(agent: Agent[Any]) -> Any:
@@ -130,15 +150,27 @@ def _public(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if name.startswith("_") or value is None or CREDENTIAL.search(name):
             continue
-        told[name] = digest_of(value) if callable(value) else value
+        told[name] = digest_of(value) if callable(value) else without_credentials(value) if isinstance(value, dict) else value
         canonical(told[name])
     return told
 
 
 def _endpoint(model: Any) -> str | None:
-    """Without credentials. None: the provider's own."""
+    """Without credentials; of a name, where this process would ask. None: nobody can tell."""
+    if model is None or isinstance(model, str):
+        model = resolved(model)
     url = getattr(getattr(model, "_client", None), "base_url", None)
     return None if url is None else place_of(str(url))
+
+
+def resolved(model: str | None) -> Any:
+    """The model that the SDK would take for a name. None if there is no key for it."""
+    from agents.models.multi_provider import MultiProvider
+
+    try:
+        return MultiProvider().get_model(model)
+    except Exception:  # OpenAI's client says so when it is made; other providers have errors of their own
+        return None
 
 
 def _sampling(agent: Agent[Any], replaced: bool) -> dict[str, Any]:

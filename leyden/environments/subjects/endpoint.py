@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from leyden.environments.chat import ask
+from leyden.environments.credentials import place_of, without_credentials
+from leyden.environments.fingerprint import FingerprintError
 from leyden.environments.output import RunOutput, RunStatus
 from leyden.environments.subject import AttemptContext, Components
 from leyden.environments.task import Task
 from leyden.errors import UsageError
 from leyden.types import LLM
-
-# Keys, whatever else may carry one, connections: never a part of who answers.
-CREDENTIAL = re.compile(r"key|secret|password|credential|header|client|proxy|token$", re.IGNORECASE)
 
 
 class Endpoint:
@@ -58,13 +56,17 @@ class Endpoint:
 
     def policy(self, llm: LLM | None) -> Components:
         answers = llm or self.llm
-        return llm_components(answers) if answers else {"model": lambda: None}
+        return llm_components(answers) if answers else {"model": _unknown}
+
+
+def _unknown() -> Any:
+    raise FingerprintError("the model comes with the run")
 
 
 def _output(messages: list[dict[str, Any]], answer: dict[str, Any]) -> RunOutput:
     choice = answer["choices"][0]
     said = {name: value for name, value in choice["message"].items() if value is not None or name == "content"}
-    usage = answer.get("usage") or {}
+    usage = answer["usage"] if isinstance(answer.get("usage"), dict) else {}
     finish = choice.get("finish_reason")
     return RunOutput(
         content=said.get("content"),
@@ -72,9 +74,13 @@ def _output(messages: list[dict[str, Any]], answer: dict[str, Any]) -> RunOutput
         status=RunStatus.TRUNCATED if finish == "length" else RunStatus.COMPLETED,
         model=answer.get("model"),
         finish_reason=finish,
-        input_tokens=usage.get("prompt_tokens"),
-        output_tokens=usage.get("completion_tokens"),
+        input_tokens=_count(usage.get("prompt_tokens")),
+        output_tokens=_count(usage.get("completion_tokens")),
     )
+
+
+def _count(told: Any) -> int | None:
+    return told if isinstance(told, int) else None
 
 
 def check_messages(task: Task) -> None:
@@ -98,10 +104,3 @@ def llm_components(llm: LLM) -> Components:
         "sampling": lambda: without_credentials(llm.sampling_parameters),
     }
 
-
-def place_of(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url.rstrip("/"))
-
-
-def without_credentials(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if not CREDENTIAL.search(name)}

@@ -4,19 +4,22 @@ What cannot be isolated, and is the user's own to keep in order:
 
 * what a tool, an instruction function, a hook or a guardrail keeps in its module, its class or its closure (a bound method's object is
   copied or refused, a closure is not);
-* what a tool does to the world: files, databases, services; and what a factory catches: a session it gives to ``as_tool`` is shared;
+* what a tool does to the world: files, databases, services; and what a function that the user wrote catches;
 * the SDK's tracing: switched off for attempts, but its processors are the process's;
 * a sync scorer or a sync agent runs in a thread, which nothing can stop: after its time it is left to itself, and its result is dropped;
-* connection pools of clients are shared; they remember no conversation.
+* connection pools of clients are shared; ours keep no cookies, an HTTP client that the caller gave to his may;
+* what is the process's: environment variables, the working directory, ``random``'s state, context variables that hold an object.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from leyden.environments.subjects.isolation_rules import CLIENTS, FIELDS, STATELESS_MODELS, TOOLS, Action
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 OnLive = Callable[[Any, str], None]
 """Told of each part that cannot be copied, and where it is: refuses it, or knows that this attempt alone has it."""
 
-FACTORY = "give a function that makes the agent: environment(agent=lambda: Agent(…)); it is called for each attempt"
+FACTORY = "give a function that makes the agent: Environment(agent=lambda: Agent(…), …); it is called for each attempt"
 
 
 def refuse(part: Any, where: str) -> None:
@@ -59,10 +62,11 @@ class NeverTwice:
 
 class Isolation:
     """The copies of one attempt. ``agents`` are those that were made, ``tools`` their function tools, ``servers`` the MCP servers they
-    hold, each once."""
+    hold, each once; ``used`` are the agents that serve as tools, as they are."""
 
     def __init__(self, on_live: OnLive) -> None:
         self.agents: list[Agent[Any]] = []
+        self.used: list[Agent[Any]] = []
         self.tools: list[FunctionTool] = []
         self.servers: list[Any] = []
         self._on_live = on_live
@@ -165,14 +169,36 @@ class Isolation:
         return fresh
 
     def _used_as_tool(self, agent: Any) -> None:
-        """Its tool keeps the agent itself, so that it stays as the factory made it."""
+        """Its tool keeps the agent itself, so that it stays as the factory made it: whatever it holds that has a memory must be new too."""
         if id(agent) in self._parts:
             return
-        self._live(agent, f"agent {agent.name!r}, a tool,")
-        self._servers(agent.mcp_servers, f"agent {agent.name!r}")
-        for inner in (getattr(tool, "_agent_instance", None) for tool in agent.tools):
-            if inner is not None:
-                self._used_as_tool(inner)
+        where = f"agent {agent.name!r}, a tool,"
+        self._live(agent, where)
+        self.used.append(agent)
+        self._servers(agent.mcp_servers, where)
+        guards = [each.guardrail_function for each in (*agent.input_guardrails, *agent.output_guardrails)]
+        for part in (agent.instructions, agent.prompt, agent.hooks, agent.tool_use_behavior, *guards):
+            self._remembering(part, f"a part of {where}")
+        if agent.model is not None and _kind(type(agent.model)) not in STATELESS_MODELS:
+            self._live(agent.model, f"the model of {where}")
+        for tool in agent.tools:
+            if TOOLS.get(_kind(type(tool)), Action.LIVE) is Action.LIVE:
+                self._live(tool, f"tool {tool.name!r} of {where}")
+            if _kind(type(tool)) == "agents.tool.FunctionTool":
+                self._invoker(tool, f"tool {tool.name!r} of {where}")
+            if getattr(tool, "_agent_instance", None) is not None:
+                self._used_as_tool(tool._agent_instance)  # type: ignore[union-attr]
+        for handoff in agent.handoffs:
+            target = handoff if hasattr(handoff, "instructions") else handoff._agent_ref and handoff._agent_ref()
+            if target is not None:
+                self._used_as_tool(target)
+
+    def _remembering(self, part: Any, where: str) -> None:
+        """A method by its object, an object by itself; plain functions and values are shared."""
+        owner = getattr(part, "__self__", None) if inspect.isroutine(part) else part
+        if owner is None or isinstance(owner, str | dict | type) or inspect.ismodule(owner):
+            return
+        self._live(owner, where)
 
     def _invoker(self, tool: FunctionTool, where: str) -> None:
         """Functions are shared; a function that carries an object (a toolkit's method) is live, as that object cannot be exchanged."""
@@ -180,8 +206,22 @@ class Isolation:
         owner = getattr(called, "__self__", None)
         if owner is not None and owner is not tool and not isinstance(owner, type) and not inspect.ismodule(owner):
             self._live(owner, f"the object whose method is {where}")
-        elif not inspect.isroutine(called) and hasattr(tool, "__wrapped__"):
+        elif not inspect.isroutine(called) and not _kind(type(called)).startswith("agents."):
             self._live(called, f"the callable of {where}")
+        self._caught(getattr(tool.on_invoke_tool, "_invoke_tool_impl", None), where)
+
+    def _caught(self, function: Any, where: str) -> None:
+        """What the SDK's own closures hold that has a memory: the object of a method, a session."""
+        if id(function) in self._parts:
+            return
+        for held in _held_by(function):
+            self._parts[id(function)] = function
+            owner = getattr(held, "__self__", None)
+            if inspect.ismethod(held) and not isinstance(owner, type):
+                self._live(owner, f"the object whose method is given to {where}")
+            elif hasattr(held, "add_items") and hasattr(held, "get_items"):
+                self._live(held, f"the session of {where}")
+            self._caught(held, where)
 
     def _handoff(self, handoff: Any, where: str) -> Any:
         if hasattr(handoff, "instructions"):
@@ -195,6 +235,7 @@ class Isolation:
         async def to_the_copy(context: Any, arguments: str) -> Any:
             return self.agent(await handoff.on_invoke_handoff(context, arguments))
 
+        self._caught(handoff.on_invoke_handoff, where)
         fresh.on_invoke_handoff = to_the_copy
         return fresh
 
@@ -215,6 +256,18 @@ class Isolation:
                 self.servers.append(server)
             self._memo[id(server)] = server
         return list(servers)
+
+
+def _held_by(function: Any) -> list[Any]:
+    if isinstance(function, functools.partial):
+        return [function.func, *function.args, *function.keywords.values()]
+    if not inspect.isfunction(function) or not function.__module__.startswith("agents."):
+        return []
+    held = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # empty
+            held.append(cell.cell_contents)
+    return held
 
 
 def _kind(cls: type) -> str:

@@ -26,7 +26,7 @@ Evals = Annotated[Path, typer.Option("--evals", help="The directory of the evals
 
 def run(
     env: Annotated[str | None, typer.Argument(help="module:env, or path/to/file.py:env.", metavar="ENV")] = None,
-    k: Annotated[int, typer.Option("-k", help="Attempts at each task.")] = 8,
+    k: Annotated[int | None, typer.Option("-k", help="Attempts at each task; default 8.")] = None,
     tasks: Annotated[list[str] | None, typer.Option(help="The id of a task; default: all. Repeat it.", metavar="ID")] = None,
     model: Annotated[
         str | None,
@@ -39,7 +39,7 @@ def run(
     max_tokens: Annotated[int | None, typer.Option(help="Of one answer.")] = None,
     concurrency: Annotated[int, typer.Option(help="Attempts at once.")] = 4,
     timeout: Annotated[float | None, typer.Option(help="Seconds for one attempt; default: the environment's.")] = None,
-    seed: Annotated[int, typer.Option(help="Recorded with every attempt.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Recorded with every attempt; default 0.")] = None,
     adaptive: Annotated[bool, typer.Option("--adaptive", help="Stop trying a task once enough is known; -k is then the most.")] = False,
     store: Annotated[str | None, typer.Option(help="URL of a store whose runners make the attempts.", metavar="URL")] = None,
     evals: Evals = Path("evals"),
@@ -64,15 +64,16 @@ def run(
     if show is not None:
         return _show(EvalDir.find(evals, show), as_json)
     how: dict[str, Any] = {
-        "env": env, "model_source": model, "model_dir": model and str(model_directory(model).resolve()),
-        "base_url": base_url, "served_model": served_model, "engine": engine, "temperature": temperature, "max_tokens": max_tokens, "timeout": timeout,
+        "env": env, "model_source": model, "model_dir": model and str(model_directory(model).resolve()), "base_url": base_url,
+        "served_model": served_model, "engine": engine, "temperature": temperature, "max_tokens": max_tokens, "timeout": timeout,
     }  # fmt: skip
     if resume is not None:
-        if tasks or store or adaptive:
-            raise UsageError("an eval goes on as it was begun", "leave --tasks, --store and --adaptive out, or start a new one")
+        if tasks or store or adaptive or k is not None or seed is not None:
+            raise UsageError("an eval goes on as it was begun", "leave -k, --tasks, --seed, --store and --adaptive out, or start a new one")
         earlier = EvalDir.find(evals, resume)
         resume = earlier.id
         how = {name: earlier.asked.get(name) if value in (None, "auto") else value for name, value in how.items()}
+    k, seed = 8 if k is None else k, seed or 0
     if how["env"] is None:
         raise UsageError("which environment?", "leyden eval module:env, or path/to/file.py:env")
     if how["model_dir"] and how["base_url"]:

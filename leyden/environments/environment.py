@@ -65,7 +65,7 @@ class Environment:
         if isinstance(ids, str | Task):
             raise UsageError("select takes several ids", f"write select([{ids!r}])" if isinstance(ids, str) else "write select([task])")
         known: dict[Any, Task] = {task.id: task for task in self.resolved}
-        known |= {each: task for pair in zip(self.tasks, self.resolved, strict=True) for each, task in zip(pair, pair[1:] * 2, strict=True)}
+        known |= {task: task for task in self.resolved} | dict(zip(self.tasks, self.resolved, strict=True))
         chosen: dict[Task, None] = {}
         for one in ids:
             task = self._find(one, known)

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -54,14 +54,8 @@ def redact_text(text: str, context: str = "") -> tuple[str, Counter[str]]:
     return _in_text(text, context, found), found
 
 
-def redact_value(value: Any, context: str = "") -> tuple[Any, Counter[str]]:
-    """The same in every text of a JSON value. An equal value where nothing was found."""
-    found: Counter[str] = Counter()
-    return _in_value(value, context, found), found
-
-
 def redact_json(text: str) -> tuple[str, Counter[str]]:
-    """Text that is JSON: redacted value by value, so that it still is; byte for byte the same where nothing was found."""
+    """Text that is JSON: redacted text by text, keys too, so that it still is; all else stays as it was written."""
     found: Counter[str] = Counter()
     return _in_json(text, found), found
 
@@ -79,33 +73,38 @@ def _in_row(value: Any, key: str, found: Counter[str]) -> Any:
     if isinstance(value, str):
         if key in _NAMES:
             return value
-        return _in_json(value, found) if value[:1] in ("{", "[") else _in_text(value, "", found)
+        return _in_json(value, found) if value.lstrip()[:1] in ("{", "[") else _in_text(value, "", found)
     if isinstance(value, dict):
         return {name: _in_row(item, name, found) for name, item in value.items()}
     return [_in_row(item, key, found) for item in value] if isinstance(value, list) else value
 
 
-def _in_value(value: Any, context: str, found: Counter[str]) -> Any:
-    if isinstance(value, str):
-        return _in_text(value, context, found)
-    if isinstance(value, Mapping):
-        return {key: _in_value(item, str(key), found) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_in_value(item, context, found) for item in value]
-    if isinstance(value, int) and not isinstance(value, bool) and context:  # {"card": 4111111111111111}
-        text = _in_text(str(value), context, found)
-        return value if text == str(value) else text
-    return value
+# What stands between the signs of a JSON text: a string, which is a key where ":" follows; a number, whole where it is an integer.
+_JSON_VALUE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")(?P<is_key>\s*:)?|(?P<number>-?\d[\d.eE+-]*)')
 
 
 def _in_json(text: str, found: Counter[str]) -> str:
+    """In place: what is not redacted stays as it was written."""
     try:
-        value = json.loads(text)
+        json.loads(text)
     except (ValueError, RecursionError):
         return _in_text(text, "", found)
-    redacted, here = redact_value(value)
-    found.update(here)
-    return json.dumps(redacted, ensure_ascii=False) if here else text
+    context = ""
+
+    def replaced(match: re.Match[str]) -> str:
+        nonlocal context
+        if match["number"]:
+            number = match["number"]  # {"card": 4111111111111111}
+            told = _in_text(number, context, found) if number.isdigit() and context else number
+            return number if told == number else json.dumps(told)
+        said = json.loads(match["text"])
+        told = _in_text(said, "" if match["is_key"] else context, found)
+        if match["is_key"]:
+            context = said
+        written = match["text"] if told == said else json.dumps(told, ensure_ascii=match["text"].isascii())
+        return written + (match["is_key"] or "")
+
+    return _JSON_VALUE.sub(replaced, text)
 
 
 def _in_text(text: str, context: str, found: Counter[str]) -> str:

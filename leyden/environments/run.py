@@ -20,7 +20,7 @@ from leyden.environments.local import run_here
 from leyden.environments.plan import Plan, make_plan
 from leyden.environments.results import EnvironmentRunResult
 from leyden.environments.tally import OnAttemptEnd, Tally
-from leyden.errors import UsageError
+from leyden.errors import LeydenError, UsageError
 
 if TYPE_CHECKING:
     from leyden.environments.adaptive import AdaptiveK
@@ -179,11 +179,14 @@ async def drive(env: Environment, asking: Asking) -> EnvironmentRunResult:
                 name = (asking.how or {}).get("env", "module:env")
                 runners = shlex.join(["leyden", "runners", name, "--store", store, "--queue", plan.queue])
                 await run_elsewhere(store, run, asked or run.asked, plan, tally, view.say, runners)
+            result = tally.result(time.monotonic() - began, run.id)
+            await result.asave(run.result)
         except asyncio.CancelledError:
             partial = tally.result(time.monotonic() - began, run.id)
             raise RunCancelled(partial, run.id) from None
-        result = tally.result(time.monotonic() - began, run.id)
-        await result.asave(run.result)
+        except LeydenError:
+            view.say(f"eval {run.id} did not come to its end; what had ended is kept, and --resume {run.id} goes on")
+            raise
         run.write_summary(result.summary())
     return result
 

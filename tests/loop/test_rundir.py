@@ -7,7 +7,7 @@ from rich.console import Console
 from leyden.algorithm.sft.report import Board, StepView, clock
 from leyden.algorithm.sft.rundir import RunDir, new_run_id
 from leyden.algorithm.sft.steps import fingerprint
-from leyden.algorithm.sft.tasks import check_disjoint, number_tasks
+from leyden.algorithm.sft.tasks import check_disjoint, leave_out_leaks, number_tasks
 from leyden.errors import UsageError
 
 
@@ -71,6 +71,18 @@ def test_task_ids_are_the_contents_digest_and_never_twice_the_same():
     tasks = number_tasks([{"input": "a"}, {"input": "b"}, {"input": "a"}])
     assert len({task.id for task in tasks}) == 3
     assert tasks[0].id == number_tasks([{"input": "a"}])[0].id
+
+
+def test_a_task_that_is_nearly_a_held_out_one_is_not_learnt_from_and_named():
+    train = number_tasks(
+        [{"input": "What is the sum of 12 and 34?"}, {"input": "what is  the SUM of 12 and 34"}, {"input": "What is the sum of 9 and 3?"}]
+    )
+    heldout = number_tasks([{"input": "What is the exact sum of 12 and 34?"}])
+    kept, leakage = leave_out_leaks(train, heldout)
+    assert kept == train[2:]  # other numbers are another task
+    assert [leak.train_id for leak in leakage.leaks] == [task.id for task in train[:2]]
+    with pytest.raises(UsageError, match="every task to learn from is nearly a held-out one"):
+        leave_out_leaks(train[:2], heldout)
 
 
 def test_a_task_in_both_sets_is_refused():

@@ -20,7 +20,7 @@ from leyden.algorithm.sft.rundir import RunDir
 from leyden.algorithm.sft.serving import living
 from leyden.algorithm.sft.settings import SFTConfig
 from leyden.algorithm.sft.summary import Summary
-from leyden.algorithm.sft.tasks import LoopTask, check_disjoint, number_tasks
+from leyden.algorithm.sft.tasks import LoopTask, check_disjoint, leave_out_leaks, number_tasks
 from leyden.errors import MissingExtra, UsageError
 from leyden.models.engine import Engine
 from leyden.models.engine_config import EngineConfig
@@ -60,6 +60,13 @@ class SFT(Algorithm):
 
         parts = Parts(context.run, context.board, context.store, context.proxy, registry, engine_for, context.marker)
         train, heldout = number_tasks(as_list(train_dataset)), number_tasks(as_list(val_dataset))
+        train, leakage = leave_out_leaks(train, [*heldout, *self._regression])
+        if leakage.leaks:
+            first = leakage.leaks[0]
+            context.board.say(
+                f"{len(leakage.leaks)} tasks are not learnt from, for they are nearly held-out ones: "
+                f"{first.train_text!r} beside {first.eval_text!r} ({first.kind})"
+            )
         return await run_sft(parts, self.config, train, heldout, self._regression)
 
     def check(self, train_dataset: Any, val_dataset: Any) -> None:
@@ -72,6 +79,7 @@ class SFT(Algorithm):
         if not train:
             raise UsageError("there are no tasks to learn from", "give at least one")
         check_disjoint(train, [*heldout, *self._regression])
+        leave_out_leaks(train, [*heldout, *self._regression])
         self._check_serving()
         if elsewhere or self.config.train.backend == "unsloth":
             asyncio.run(resolve_backend(self.config.train, marker=new_marker()))

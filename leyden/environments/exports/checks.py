@@ -9,8 +9,8 @@ from typing import Any
 _KEYS = {"system": {"content"}, "user": {"content"}, "assistant": {"content", "tool_calls"}, "tool": {"content", "tool_call_id"}}
 
 
-def check_messages(messages: Any, whole: bool = True) -> str | None:
-    """``whole``: a conversation, with a user's message in it and the assistant's at its end; else a part of one."""
+def check_messages(messages: Any) -> str | None:
+    """A conversation, with a user's message in it and the assistant's at its end."""
     if not isinstance(messages, list) or not messages:
         return "messages are a list that is not empty"
     open_calls: set[str] = set()
@@ -20,8 +20,6 @@ def check_messages(messages: Any, whole: bool = True) -> str | None:
             return problem
     if open_calls:
         return "a call has no result"
-    if not whole:
-        return None
     if messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
         return "a conversation ends in the assistant's text"
     return None if any(message["role"] == "user" for message in messages) else "a conversation has a user's message"
@@ -70,5 +68,5 @@ def check_tools(row: Mapping[str, Any], *conversations: Any) -> str | None:
 def _parsed(text: Any) -> Any:
     try:
         return json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None

@@ -6,7 +6,7 @@ Nothing is made up and nothing is mended: the texts are those that the model rea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,8 @@ def refuse_truncated(run: RunOutput) -> None:
 
 def _up_to_answer(run: RunOutput) -> list[Mapping[str, Any]]:
     """Up to the last assistant's message, whatever it says: an earlier turn is not its answer."""
+    if not all(isinstance(message, Mapping) for message in run.messages):
+        raise Refused(Outcome.SKIPPED_AMBIGUOUS, "a message is no object")
     places = [place for place, message in enumerate(run.messages) if message.get("role") == "assistant"]
     if not places:
         raise Refused(Outcome.SKIPPED_NO_TEXT)
@@ -144,15 +146,17 @@ def _with_tools(message: Mapping[str, Any]) -> Message | None:
     if role not in (*TEXT_ROLES, "developer"):
         raise Refused(Outcome.SKIPPED_UNKNOWN_ROLE)
     text = _text(message)
-    if role == "assistant" and message.get("tool_calls"):
-        return {"role": role, "content": text, "tool_calls": [_call(call) for call in message["tool_calls"]]}
+    if role == "assistant" and (calls := message.get("tool_calls")):
+        if not isinstance(calls, list | tuple):
+            raise Refused(Outcome.SKIPPED_AMBIGUOUS, "its tool calls are no list")
+        return {"role": role, "content": text, "tool_calls": [_call(call) for call in calls]}
     return {"role": "system" if role == "developer" else role, "content": text} if text.strip() else None
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call(call: Any) -> dict[str, Any]:
     """In OpenAI's form: the arguments are text, as the model wrote it."""
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(call.get("id"), str) or not isinstance(function.get("name"), str):
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(call.get("id"), str) or not isinstance(function.get("name"), str):
         raise Refused(Outcome.SKIPPED_AMBIGUOUS, "a call has no id or no name")
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -163,20 +167,20 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
+        return isinstance(json.loads(text, parse_constant=_refuse_constant), dict)
+    except (ValueError, RecursionError):
         return False
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity: Python reads them, JSON does not have them."""
+    raise ValueError(name)
 
 
 def _name_of(tool: Mapping[str, Any]) -> str | None:
     function = tool.get("function")
-    name = function.get("name") if isinstance(function, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) and tool.get("type") == "function" else None
     return name if isinstance(name, str) else None
-
-
-def calls_in(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    for message in messages:
-        yield from message.get("tool_calls", ())
 
 
 def _check_calls(messages: Sequence[Message], offered: set[str | None], run: RunOutput) -> None:
@@ -195,9 +199,9 @@ def _check_calls(messages: Sequence[Message], offered: set[str | None], run: Run
         if len(set(waiting)) < len(waiting) or seen & set(waiting):
             raise Refused(Outcome.SKIPPED_AMBIGUOUS, "two calls with one id")
         seen |= set(waiting)
-    called = {call["function"]["name"] for call in calls_in(messages)}
-    if called and None in offered:
-        raise Refused(Outcome.SKIPPED_AMBIGUOUS, "a tool on offer has no name")
+    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    if None in offered:
+        raise Refused(Outcome.SKIPPED_AMBIGUOUS, "a tool on offer is no function with a name")
     if called - offered:
         raise Refused(
             Outcome.SKIPPED_AMBIGUOUS, "a tool was called that was not on offer" if offered else "the tools on offer are not known"

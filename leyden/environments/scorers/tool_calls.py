@@ -34,7 +34,8 @@ class ToolCallScorer:
             raise UsageError(f"expected_tools is a list, not the text {expected_tools!r}", f"write [{expected_tools!r}]")
         if not isinstance(expected_tools, Iterable):
             raise UsageError(f"expected_tools is a list of names, not a {type(expected_tools).__name__}", 'for instance ["calculate"]')
-        if not all(isinstance(name, str) and name for name in (names := list(expected_tools))):
+        names = list(expected_tools)
+        if not all(isinstance(name, str) and name for name in names):
             raise UsageError(f"a tool's name is a text: {names!r:.80}", 'for instance ["calculate"]')
         if not isinstance(arguments, Mapping | None):
             raise UsageError(f"arguments is a dict, not a {type(arguments).__name__}", '{"calculate": {"expression": "2 + 2"}}')

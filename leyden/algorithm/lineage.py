@@ -70,14 +70,17 @@ def dataset_of(version: Version, runs: Path) -> Path | None:
     manifest = version.manifest
     if manifest.dataset_sha256 is None or manifest.run_id is None:
         return None
-    homes = [version.path.parents[1], version.path.parents[2] / manifest.run_id, runs / manifest.run_id]  # a fork keeps names, not rows
-    paths = [home / f"iteration_{manifest.iteration}" / dataset_name(manifest.arm) for home in homes if home.name == manifest.run_id]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        raise NotFound(f"the rows that {version.name} was trained on are gone", f"they were in run {manifest.run_id}: name its --runs DIR")
-    if sha256_of(path) != manifest.dataset_sha256:
-        raise NotFound(f"{path} is not what {version.name} was trained on: its sha256 is another", "it was changed since: restore it")
-    return path
+    home = version.path.resolve().parents[1]
+    homes = [home.parent / manifest.run_id, runs / manifest.run_id, home]  # a fork keeps names, not rows; a run may have been renamed
+    paths = [home / f"iteration_{manifest.iteration}" / dataset_name(manifest.arm) for home in homes]
+    there = [path for path in dict.fromkeys(paths) if path.is_file()]
+    path = next((path for path in there if sha256_of(path) == manifest.dataset_sha256), None)
+    if path is not None:
+        return path
+    changed = next((path for path in there if path.parents[1].name == manifest.run_id), None)
+    if changed is not None:
+        raise NotFound(f"{changed} is not what {version.name} was trained on: its sha256 is another", "it was changed since: restore it")
+    raise NotFound(f"the rows that {version.name} was trained on are gone", f"they were in run {manifest.run_id}: name its --runs DIR")
 
 
 def origins(path: Path) -> list[Origin]:
@@ -91,12 +94,10 @@ def tokens_of(path: Path, row: str) -> dict[str, list[int]] | None:
     return next(({name: item[name] for name in ("input_ids", "labels")} for item in found), None)
 
 
-def datasets(runs: Path) -> Iterator[tuple[RunDir, int, str | None, Path]]:
-    """Every dataset of every run: its run, iteration, arm and path."""
+def datasets(runs: Path) -> Iterator[Path]:
+    """The file of every dataset of every run."""
     for run in RunDir.in_directory(runs):
-        for path in sorted(run.path.glob("iteration_*/*.arrow")):
-            arm = None if path.name == dataset_name() else path.stem
-            yield run, int(path.parent.name.removeprefix("iteration_")), arm, path
+        yield from sorted(run.path.glob("iteration_*/*.arrow"))
 
 
 def parts_of(runs: Path, rollout_id: str) -> list[Part]:
@@ -112,7 +113,7 @@ def parts_of(runs: Path, rollout_id: str) -> list[Part]:
 def rows_of(runs: Path, wanted: str) -> dict[Path, list[Origin]]:
     """The rows of a rollout, or the one of that id, by dataset."""
     found = {}
-    for *_, path in datasets(runs):
+    for path in datasets(runs):
         rows = [row for row in read_columns(path, ("row_id", "rollout_id")) if wanted in row.values()]
         if rows:
             ids = {row["row_id"] for row in rows}
@@ -121,22 +122,27 @@ def rows_of(runs: Path, wanted: str) -> dict[Path, list[Origin]]:
 
 
 def learners(runs: Path, rows: dict[Path, list[Origin]]) -> list[Learner]:
-    """Every checkpoint that was trained on rows of these datasets, and those trained on from them."""
-    versions = [(run, Registry(run.models), version) for run in RunDir.in_directory(runs) for version in Registry(run.models).list()]
-    made: dict[Identity, Path] = {(run.id, iteration, arm): path for run, iteration, arm, path in datasets(runs)}
+    """Every checkpoint that was trained on rows of these datasets, and those trained on from them.
+
+    A dataset is known by its digest, wherever it lies and whatever its run is called by now. Of an ancestor that was removed the next one
+    before it counts.
+    """
+    learnt = {sha256_of(path): tuple(origin.row_id for origin in origins) for path, origins in rows.items()}
+    directories = [(run, {version.name: version for version in Registry(run.models).list()}) for run in RunDir.in_directory(runs)]
+    versions = [(run, known, version) for run, known in directories for version in known.values()]
+    versions.sort(key=lambda one: one[2].manifest.run_id != one[0].id)  # a fork's copy is the same checkpoint: its own run's comes first
     found: dict[Identity, Learner] = {}
     for run, _, version in versions:
-        path = made.get(_identity(version))
-        if path in rows and version.manifest.run_id == run.id:  # a fork's copy is the same checkpoint
-            ids = tuple(origin.row_id for origin in rows[path])
-            found[_identity(version)] = Learner(run.id, version.name, version.path, ids, arm=version.manifest.arm)
-    for run, registry, version in versions:  # oldest first, so a parent is known before its children
-        identity, parent = _identity(version), version.manifest.parent
-        if identity in found or parent is None or version.manifest.run_id != run.id:
+        ids = learnt.get(version.manifest.dataset_sha256 or "")
+        if ids is not None:
+            found.setdefault(_identity(version), Learner(run.id, version.name, version.path, ids, arm=version.manifest.arm))
+    for run, known, version in sorted(versions, key=lambda one: one[2].manifest.created_at):  # a parent is known before its children
+        if _identity(version) in found:
             continue
-        if (ancestor := found.get(_identity(registry.get(parent)))) is not None:
+        line = [found.get(_identity(known[name])) for name in reversed(version.manifest.lineage) if name in known]
+        if (ancestor := next(filter(None, line), None)) is not None:
             via = f"{ancestor.run}/{ancestor.version}"
-            found[identity] = Learner(run.id, version.name, version.path, via=via, arm=version.manifest.arm)
+            found[_identity(version)] = Learner(run.id, version.name, version.path, via=via, arm=version.manifest.arm)
     return list(found.values())
 
 

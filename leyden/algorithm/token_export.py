@@ -20,7 +20,7 @@ from leyden.environments.attempt import AttemptResult
 from leyden.environments.exports.candidates import Candidates
 from leyden.environments.exports.options import ExportOptions
 from leyden.environments.exports.outcome import Outcome
-from leyden.environments.exports.pair import FilePair
+from leyden.environments.exports.pair import LEFT, FilePair
 from leyden.environments.exports.report import ExportReport
 from leyden.environments.exports.sidecar import origin, write_sidecar
 from leyden.environments.exports.source import Source
@@ -74,9 +74,7 @@ async def export_tokens(
         pair.lines.flush()
         report = rows.report()
         if report.rows == 0:
-            if not options.dry_run:
-                pair.remove()
-            return report
+            return report if options.dry_run or pair.remove() else report.warning_of(LEFT.format(path))
         _check(pair.lines_path, path.suffix, report.rows)
         report = replace(report, sha256=sha256_of(pair.lines_path), bytes=pair.lines_path.stat().st_size)
         if options.dry_run:

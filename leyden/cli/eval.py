@@ -16,6 +16,7 @@ from leyden.cli.printing import AsJson, print_json, print_table, say
 
 if TYPE_CHECKING:
     from leyden.environments.environment import Environment
+    from leyden.environments.evaldir import EvalDir
     from leyden.environments.results import EnvironmentRunResult
     from leyden.environments.run import Asking
 
@@ -34,6 +35,9 @@ def run(
     ] = None,
     base_url: Annotated[str | None, typer.Option(help="Instead: an OpenAI-compatible endpoint, ending in /v1.", metavar="URL")] = None,
     served_model: Annotated[str | None, typer.Option(help="The model's name there.", metavar="NAME")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="The variable that holds the key for it; the key is kept nowhere.", metavar="VAR")
+    ] = None,
     engine: Annotated[str, typer.Option(help="What serves MODEL: auto, embedded or vllm.")] = "auto",
     temperature: Annotated[float | None, typer.Option(help="Of the sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Of one answer.")] = None,
@@ -65,7 +69,8 @@ def run(
         return _show(EvalDir.find(evals, show), as_json)
     how: dict[str, Any] = {
         "env": env, "model_source": model, "model_dir": model and str(model_directory(model).resolve()), "base_url": base_url,
-        "served_model": served_model, "engine": engine, "temperature": temperature, "max_tokens": max_tokens, "timeout": timeout,
+        "served_model": served_model, "api_key_env": api_key_env, "engine": engine, "temperature": temperature, "max_tokens": max_tokens,
+        "timeout": timeout,
     }  # fmt: skip
     if resume is not None:
         if tasks or store or adaptive or k is not None or seed is not None:
@@ -82,6 +87,8 @@ def run(
         raise UsageError(
             "--base-url and --served-model belong together", "leyden eval … --base-url http://127.0.0.1:8000/v1 --served-model NAME"
         )
+    if store and timeout is not None:
+        raise UsageError("with --store, the environment's own timeout holds", "set its timeout_seconds, here and where the runners are")
     with redirect_stdout(sys.stderr):  # what an agent prints is talk
         environment = _load(str(how["env"]), how["timeout"])
 
@@ -170,7 +177,7 @@ def _plan(environment: Environment, asking: Asking, as_json: bool) -> None:
         print(f"{name:20}{'-' if value is None else value}")
 
 
-def _report(result: EnvironmentRunResult, directory: Any, as_json: bool) -> None:
+def _report(result: EnvironmentRunResult, directory: EvalDir, as_json: bool) -> None:
     summary = result.summary()
     if as_json:
         return print_json(**summary, result=str(directory.result))
@@ -185,33 +192,43 @@ def _report(result: EnvironmentRunResult, directory: Any, as_json: bool) -> None
 def _list(evals: Path, as_json: bool) -> None:
     from leyden.environments.evaldir import EvalDir
 
-    found = [(one, one.asked, one.summary) for one in EvalDir.all(evals)]
-    rows = [
-        {
-            "id": one.id,
-            "env": asked.get("env_name"),
-            "tasks": len(asked.get("tasks", ())),
-            "k": asked.get("k"),
-            "state": "finished" if summary else "unfinished",
-            "pass_rate": summary.get("pass_rate") if summary else None,
-            "coverage": summary.get("coverage") if summary else None,
-        }
-        for one, asked, summary in found
-    ]
+    rows = [_listed(one) for one in EvalDir.all(evals)]
     if as_json:
         return print_json(evals=rows)
     print_table(
         ["id", "environment", "plan", "state", "pass rate", "coverage"],
-        [
-            [row["id"], row["env"], f"{row['tasks']} × {row['k']}", row["state"], _number(row["pass_rate"]), _number(row["coverage"])]
-            for row in rows
-        ],
+        [[row["id"], row["env"], _planned(row), row["state"], _number(row["pass_rate"]), _number(row["coverage"])] for row in rows],
     )
     if not rows:
         say(f"there is no eval in {evals}")
 
 
-def _show(directory: Any, as_json: bool) -> None:
+def _listed(one: EvalDir) -> dict[str, Any]:
+    from leyden.errors import UsageError
+
+    summary = one.summary or {}
+    try:
+        asked = one.asked
+    except UsageError:  # the others are still to be seen
+        asked, state = {"tasks": ()}, "damaged"
+    else:
+        state = "finished" if summary else "unfinished"
+    return {
+        "id": one.id,
+        "env": asked.get("env_name"),
+        "tasks": len(asked["tasks"]),
+        "k": asked.get("k"),
+        "state": state,
+        "pass_rate": summary.get("pass_rate"),
+        "coverage": summary.get("coverage"),
+    }
+
+
+def _planned(row: dict[str, Any]) -> str:
+    return "" if row["k"] is None else f"{row['tasks']} × {row['k']}"
+
+
+def _show(directory: EvalDir, as_json: bool) -> None:
     from leyden.environments.results import EnvironmentRunResult
     from leyden.errors import NotFound
 

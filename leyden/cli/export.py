@@ -60,10 +60,12 @@ def run(
         exclude=_guard(exclude_pool or []), dry_run=dry_run,
     )  # fmt: skip
     if store is not None:
-        if format_ != TOKENS or out is None or learning_zone:
+        if format_ != TOKENS or out is None or learning_zone or scored_by:
             raise UsageError("a run's store has token rows only", "leyden export RUN --store URL --format tokens --out FILE.parquet")
         return _print(_export_run(store, wanted, out, options), as_json)
     directory = None if Path(wanted).is_file() else EvalDir.find(evals, wanted)
+    if directory is None and scored_by:
+        raise UsageError(f"{wanted} is a file, with the scores that it has", "name the eval, or the file of the rescore")
     source = as_source(Path(wanted) if directory is None else result_path(directory, scored_by))
     source = source.learning_zone() if learning_zone else source
     attempts = source.open

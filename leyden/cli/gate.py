@@ -12,6 +12,7 @@ from leyden.cli.printing import AsJson, print_json
 if TYPE_CHECKING:
     from leyden.environments.gate import Gate
     from leyden.environments.outcomes import Outcomes
+    from leyden.environments.results import EnvironmentRunResult
 
 Share = typer.Option(metavar="SHARE", min=0.0, max=1.0)
 
@@ -57,7 +58,7 @@ def run(
     if junit is not None:
         with disk_errors(junit.parent):
             junit.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(junit, to_junit(verdict, champion, candidate, gate.max_drop))
+            write_atomically(junit, to_junit(verdict, champion, candidate, gate.max_drop, allow_undecided))
     if as_json:
         print_json(**verdict.model_dump(mode="json"))
     else:
@@ -68,10 +69,11 @@ def run(
 
 def _gate(path: Path | None, floors: dict[str, float]) -> Gate:
     import tomllib
+    from difflib import get_close_matches
 
     from pydantic import ValidationError
 
-    from leyden.environments.gate import Gate
+    from leyden.environments.gate import Budget, Gate
     from leyden.errors import NotFound, UsageError
 
     try:
@@ -84,8 +86,11 @@ def _gate(path: Path | None, floors: dict[str, float]) -> Gate:
         return Gate.model_validate(asked | floors)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg']}", f"it may hold {', '.join(Gate.model_fields)}") from error
+        known = list(Budget.model_fields if first["loc"][0] == "budgets" and len(first["loc"]) == 3 else Gate.model_fields)
+        near = get_close_matches(str(first["loc"][-1]), known, n=1) if first["type"] == "extra_forbidden" else []
+        hint = f"did you mean {near[0]}?" if near else f"it may hold {', '.join(known)}"
+        what = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+        raise UsageError(f"{path}: {'.'.join(map(str, first['loc']))}: {what}", hint) from error
 
 
 def _read_pair(names: tuple[str, str], evals: Path) -> tuple[Outcomes, Outcomes]:
@@ -99,14 +104,15 @@ def _read_pair(names: tuple[str, str], evals: Path) -> tuple[Outcomes, Outcomes]
         changed = ", ".join(second.env_fingerprint.difference(first.env_fingerprint))
         hint = "measure both on the same one; what has no digest equals nothing, give it a version"
         raise Conflict(f"{names[0]} and {names[1]} are not known to be of the same environment: {changed} differ", hint)
-    return outcomes_of(first, _name(names[0])), outcomes_of(second, _name(names[1]))
+    return outcomes_of(first, _name(names[0], first)), outcomes_of(second, _name(names[1], second))
 
 
 def _read(name: str, evals: Path) -> Outcomes:
     from leyden.cli.diff import read
     from leyden.environments.outcomes import outcomes_of
 
-    return outcomes_of(read(name, evals), _name(name))
+    result = read(name, evals)
+    return outcomes_of(result, _name(name, result))
 
 
 def _check_floors(gate: Gate, regression: bool) -> None:
@@ -119,7 +125,9 @@ def _check_floors(gate: Gate, regression: bool) -> None:
         raise UsageError("nothing is asked of one result", "set a bound, such as --min-pass-rate 0.8, or give the champion's as well")
 
 
-def _name(wanted: str) -> str:
-    """``evals/ID/result.jsonl`` is called by its eval."""
+def _name(wanted: str, result: EnvironmentRunResult) -> str:
+    """The eval's whole id, for ``@latest`` means another one tomorrow; ``evals/ID/result.jsonl`` is called by its eval as well."""
     path = Path(wanted)
+    if not path.is_file():
+        return result.run_id or wanted
     return path.parent.name if path.name == "result.jsonl" and path.parent.name else path.stem if path.suffix else wanted

@@ -33,7 +33,12 @@ def check(
     if (directory is None) == (train is None) or bool(train) != bool(evaluation):
         raise UsageError("which pools?", "leyden pools check DIR, or leyden pools check --train FILE --eval FILE")
     if directory is not None:
-        report = Pools.read(directory).check(overlap)
+        pools = Pools.read(directory)
+        if not pools.evaluation:
+            raise UsageError(
+                f"no pool of {directory} measures anything: there is nothing to check against", "make one of dev, frozen or blind"
+            )
+        report = pools.check(overlap)
     elif train is not None:
         report = check_leakage(Task.from_jsonl(train), evaluation_tasks(evaluation or []), overlap)
     if as_json:
@@ -75,7 +80,8 @@ def list_(directory: Directory, as_json: AsJson = False) -> None:
     """List the pools: how many tasks, by what digest, and what moved where."""
     from leyden.environments.pools import PoolName, Pools
 
-    pools = [Pools.read(directory)[name] for name in PoolName]
+    found = Pools.read(directory)
+    pools = [found[name] for name in PoolName]
     if as_json:
         return print_json(pools=[pool.manifest("") for pool in pools])
     print_table(("pool", "tasks", "digest", "moved in"), [(p.name, len(p.tasks), p.sha256[:12], len(p.moves)) for p in pools])
@@ -92,11 +98,8 @@ def move(
     """Move dev tasks into training, for good: they leave dev, and that is recorded."""
     from leyden.environments.pools import PoolName, Pools
 
-    pools = Pools.read(directory)
-    moved = pools.moved_to_training(ids, reason)
-    if not dry_run:
-        moved.write()
+    moved = Pools.read(directory).moved_to_training(ids, reason) if dry_run else Pools.move(directory, ids, reason)
     after = {str(name): len(moved[name].tasks) for name in PoolName}
     if as_json:
-        return print_json(moved=ids, tasks=after)
+        return print_json(moved=list(dict.fromkeys(ids)), dry_run=dry_run, tasks=after)
     say(f"{'would move' if dry_run else 'moved'} {len(set(ids))}: {', '.join(f'{name} {n}' for name, n in after.items())}")

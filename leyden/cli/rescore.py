@@ -44,6 +44,9 @@ def run(
 
     async def go() -> Any:
         found = await arescore(result, judge, Which(only or "all"), task, name, concurrency, progress.step)
+        if found.errors and not found.scored:  # no verdict on any: what failed before must not pass for unscored
+            first = min(found.errors)
+            raise UsageError(f"the scorer raised at every attempt, first at {first}: {found.errors[first]}", "nothing was recorded")
         if not dry_run:
             async with store_of(directory) as store:
                 await record(store, found)
@@ -58,10 +61,12 @@ def run(
         f"{found.n_now_failing} no longer do, {found.n_unchanged} as before")  # fmt: skip
     if found.n_unjudgeable:
         say(f"{found.n_unjudgeable} have no answer to judge")
+    if found.errors:
+        say(f"{len(found.errors)} have no score in the new result, for the scorer raised:")
     for key, error in sorted(found.errors.items())[:5]:
         say(f"{key}: {error}")
     if result.pass_rate is not None and found.result.pass_rate is not None:
-        say(f"pass rate {result.pass_rate:.4f} → {found.result.pass_rate:.4f}")
+        say(f"pass rate {result.pass_rate:.4f} of {result.n_scored} → {found.result.pass_rate:.4f} of {found.result.n_scored}")
     if path is not None:
         print(path)
 

@@ -101,7 +101,8 @@ def _print_versions(summary: dict[str, Any]) -> None:
         if "pass_rate" not in version:
             print(f"{version['version']:14}not evaluated")
             continue
-        mark = "  champion" if version["version"] == summary["champion"] else ""
+        known = "champion" if version["version"] == summary["champion"] else version.get("arm")
+        mark = f"  {known}" if known else ""
         print(f"{version['version']:14}{_rate(version):22}{_rate(version['greedy']):22}{version['n']}{mark}")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leyden.errors import UsageError
 from leyden.types import LLM
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ def _log(directory: Path, name: str) -> Path:
 
 def is_to_be_imported(how: Mapping[str, Any]) -> bool:
     """Raises ``UsageError`` for a name that no import knows either."""
-    from leyden.errors import UsageError
     from leyden.models.importer import names_a_path
 
     source, directory = how.get("model_source"), Path(how["model_dir"])
@@ -74,8 +75,14 @@ def described(how: Mapping[str, Any]) -> LLM | None:
         name = _version(path).name
         return LLM(endpoint="", model=name, sampling_parameters=sampling, checkpoint=f"{name}-{_digest(path)[:12]}")
     if how.get("base_url"):
-        return LLM(endpoint=how["base_url"], model=how["served_model"], sampling_parameters=sampling)
+        return LLM(endpoint=how["base_url"], model=how["served_model"], sampling_parameters=sampling, api_key=_key(how.get("api_key_env")))
     return None
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is not None and not os.environ.get(variable):
+        raise UsageError(f"the environment has no {variable}", f"export {variable}=...")
+    return os.environ[variable] if variable else None
 
 
 def _version(path: Path) -> Version:

@@ -16,6 +16,9 @@ class AdaptiveK:
       (1 − low)ⁿ ≤ 1 − confidence. All passed: the same for ``high``, highⁿ ≤ 1 − confidence.
 
     With the defaults seven attempts of one kind are enough. Fewer than ``min_k`` scored attempts never are, ``max_k`` always.
+    **It bends pass rates**: it stops at what comes out, so a task that passes one time in ten looks as if it passed one in six. Good for
+    finding tasks to learn from; a gate takes results of a fixed k only.
+
     Raises ``ValueError`` for bounds that exclude each other.
     """
 

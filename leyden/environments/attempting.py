@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from leyden.environments.attempt import AttemptResult, StopReason
@@ -58,10 +59,14 @@ class Attempts:
         return Trial(replace(named, scorer=self.source) if named.score is not None else named, trial.failure)
 
     def record_of(self, trial: Trial) -> tuple[Trial, str]:
-        """The attempt as the store keeps it. One that cannot be written down is an error, and says so."""
+        """The attempt as the store keeps it. A score that cannot be written down leaves it unscored; an output, an error."""
         try:
             return trial, encode_attempt(trial.result).decode()
         except UsageError as error:
+            if trial.result.score is not None:
+                told = f"scorer: UsageError: {error.message}"
+                unscored = replace(trial.result, score=None, scorer=None, error=told, error_type="UsageError")
+                return self.record_of(Trial(unscored, FailureKind.VERIFIER))
             result = AttemptResult(
                 index=trial.result.index, run=None, score=None, stop_reason=StopReason.ERROR,
                 duration_seconds=trial.result.duration_seconds, error=f"UsageError: {error.message}", error_type="UsageError",
@@ -76,9 +81,12 @@ class Attempts:
 
 def agent_of(env: Environment) -> Agent:
     """What a runner runs: the attempt's record becomes a span, its score rewards, its error the rollout's."""
-    attempts = Attempts(env)
+    attempts, fingerprint = Attempts(env), cache(env.env_fingerprint)
 
     async def evaluate(rollout: Rollout, llm: LLM | None = None) -> None:
+        attempts.task_of(rollout)
+        if rollout.episode.environment_class_id != fingerprint().digest:  # its tasks, its scorer: the numbers would be of something else
+            raise UsageError(f"rollout {rollout.id} is of another {env.name} than this runner's", "start the runners with the eval's code")
         trial, record = attempts.record_of(await attempts.run(rollout, llm))
         if (recorder := current_recorder()) is not None:
             recorder.add(record_span(rollout, record))

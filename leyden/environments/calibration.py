@@ -106,7 +106,10 @@ async def acalibrate(scorer: Scorer, labelled: Iterable[Labelled], concurrency: 
     async def judge(one: Labelled) -> Score | Exception:
         async with room:
             try:
-                return await scorer.ascore(one.run, one.expected)
+                score: Any = await scorer.ascore(one.run, one.expected)
+                if not isinstance(score, Score):
+                    raise TypeError(f"a scorer gives a Score, not {type(score).__name__}")
+                return score
             except Exception as error:  # a scorer may be anybody's
                 return error
 

@@ -30,7 +30,7 @@ async def ask(llm: LLM, messages: Sequence[Mapping[str, Any]], **parameters: Any
     except httpx.HTTPStatusError as error:
         raise _refused(place, error.response, llm.api_key) from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise InvalidRequest(f"{place} is no URL: {error}", "an endpoint is like http://127.0.0.1:8000/v1") from error
+        raise InvalidRequest(f"{place} is no URL: {error}", "an endpoint is like http://127.0.0.1:8000/v1") from None
     except httpx.TransportError as error:
         raise Unavailable(
             f"{place} does not answer: {type(error).__name__} {error}".rstrip(), "is the engine up? leyden serve DIR"

@@ -14,6 +14,7 @@ import sysconfig
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from itertools import islice
 from pathlib import Path
@@ -189,15 +190,20 @@ def _imported(code: types.CodeType, package: str | None, seen: Seen) -> Iterator
         for place, instruction in enumerate(before):
             if instruction.opname != "IMPORT_NAME":
                 continue
-            level = before[place - 2].argval or 0
             try:
-                spec = find_spec(resolve_name("." * level + instruction.argval, package))
+                name = resolve_name("." * (before[place - 2].argval or 0) + instruction.argval, package)
+                if name.partition(".")[0] != seen.home and _is_installed(find_spec(name.partition(".")[0])):
+                    continue  # before its packages are imported, only to be found
+                spec = find_spec(name)
             except (ImportError, ValueError):  # not there, or one that was never a file
                 continue
-            if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-                continue
-            if not _is_library(spec.name, seen.home) and not str(Path(spec.origin).resolve()).startswith((*_LIBRARIES, _OURS)):
-                yield spec.name, Path(spec.origin).read_text(errors="replace")
+            if spec is not None and (spec.origin or "").endswith(".py"):
+                yield name, Path(str(spec.origin)).read_text(errors="replace")
+
+
+def _is_installed(spec: ModuleSpec | None) -> bool:
+    places = [] if spec is None else [spec.origin or "built-in", *(spec.submodule_search_locations or ())]
+    return any(place in ("built-in", "frozen") or str(Path(place).resolve()).startswith((*_LIBRARIES, _OURS)) for place in places)
 
 
 def _source(code: types.CodeType | type) -> str | list[Any]:
@@ -213,7 +219,9 @@ def _source(code: types.CodeType | type) -> str | list[Any]:
 
 def _source_of_lambda(code: types.CodeType) -> list[Any]:
     """Its lines to the end, where ``inspect`` stops with the first, and where in them it ends: there may be several on one."""
-    ends = [(line, column) for part in _codes(code) for _, line, _, column in part.co_positions() if line is not None and column is not None]
+    ends = [
+        (line, column) for part in _codes(code) for _, line, _, column in part.co_positions() if line is not None and column is not None
+    ]
     if not ends:
         raise FingerprintError("python was told to forget where a lambda stands (no_debug_ranges)")
     last, column = max(ends)

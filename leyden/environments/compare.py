@@ -2,9 +2,12 @@
 
 The attempts at one task are not independent: an easy task is easy each time. So the tasks are what is counted. Each gives one number,
 the difference of its two pass rates, and the test asks how often a sum of differences as large comes about when the sign of each is
-tossed: if both policies are equally good at each task, and were given as many attempts, a difference is as likely as its opposite,
+tossed: if both policies are equally good at each task, and have as many attempts at it, a difference is as likely as its opposite,
 whatever the task's difficulty. That is the randomisation test for paired data (R. A. Fisher, "The Design of Experiments", 1935, section
 21; E. J. G. Pitman, 1937), exact for any number of tasks. With one attempt a task it is McNemar's exact test, p-value for p-value.
+
+Of the one that has more attempts at a task only as many count as the other has, the first ones. With one attempt against eight, at hard
+tasks alone, the test would be wrong up to four times as often as it says.
 
 The interval is that of Agresti and Min with the tasks' differences in the place of single pairs (equal to theirs with one attempt).
 """
@@ -24,14 +27,12 @@ FLIPS = 20_000  # where that is not enough
 
 
 def compare_clustered(pairs: Iterable[tuple[Sequence[bool], Sequence[bool]]], confidence: float = 0.95) -> PairedComparison:
-    """``pairs``: of each task, which attempts of the first and of the second policy passed. A task that one of them has no scored attempt
-    at says nothing, and is left out.
-
-    With unequal numbers of attempts the test is approximate: a difference of such rates is not quite as likely as its opposite.
+    """``pairs``: of each task, which attempts of the first and of the second policy passed, in the order they were made. A task that one
+    of them has no scored attempt at says nothing, and is left out; of more attempts than the other has, the first count.
     """
-    tasks = [(first, second) for first, second in pairs if first and second]
-    unit = lcm(*(len(tried) for pair in tasks for tried in pair))
-    return _compare([int(sum(b)) * (unit // len(b)) - int(sum(a)) * (unit // len(a)) for a, b in tasks], unit, confidence)
+    tasks = [(first, second, k) for first, second in pairs if (k := min(len(first), len(second)))]
+    unit = lcm(*(k for *_, k in tasks))
+    return _compare([(int(sum(second[:k])) - int(sum(first[:k]))) * (unit // k) for first, second, k in tasks], unit, confidence)
 
 
 def compare_differences(differences: Sequence[Fraction], confidence: float = 0.95) -> PairedComparison:

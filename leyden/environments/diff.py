@@ -9,6 +9,7 @@ from typing import Any
 
 from leyden.environments.compare import compare_clustered
 from leyden.environments.fingerprint import MismatchError
+from leyden.environments.grid import padded, widest
 from leyden.environments.results import EnvironmentRunResult, TaskResult
 from leyden.environments.statistics import PairedComparison
 
@@ -97,10 +98,10 @@ class EnvironmentDiff:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        width = max((len(row.id) for row in self.rows), default=4)
+        width = widest(row.id for row in self.rows)
         for row in self.rows:
             delta = "    -" if row.delta is None else f"{row.delta:+.2f}"
-            yield f"  {row.id:{width}}  {_fraction(row.baseline):>7} → {_fraction(row.current):<7} {delta}  {row.direction}".rstrip()
+            yield f"  {padded(row.id, width)}  {_fraction(row.baseline):>7} → {_fraction(row.current):<7} {delta}  {row.direction}".rstrip()
         for names, whose in ((self.unmatched_current, "current"), (self.unmatched_baseline, "baseline")):
             if names:
                 yield f"only in the {whose} result: {', '.join(names)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -11,8 +12,8 @@ from leyden.environments.fingerprint import Fingerprint, FingerprintError, canon
 from leyden.environments.score import Scorer
 from leyden.environments.subject import Subject
 from leyden.environments.subjects import as_subject
-from leyden.environments.task import Task, resolve_ids
-from leyden.environments.threads import is_async
+from leyden.environments.task import Task, is_id, resolve_ids
+from leyden.environments.threads import is_async, takes
 from leyden.errors import UsageError
 from leyden.runners.agent import Agent
 from leyden.types import LLM
@@ -52,6 +53,7 @@ class Environment:
         subject = as_subject(self.agent)
         resolved = resolve_ids(tasks)
         for task in resolved:
+            task.fresh()
             subject.accept(task)
         for name, value in (("tasks", tasks), ("subject", subject), ("resolved", resolved)):
             object.__setattr__(self, name, value)
@@ -138,13 +140,14 @@ def _unknown(error: Exception) -> Any:
 
 def _checked_tasks(tasks: Any) -> tuple[Task, ...]:
     if isinstance(tasks, str | bytes | Mapping | Task) or not isinstance(tasks, Iterable):
-        raise UsageError(f"tasks is a sequence of Task, not {type(tasks).__name__}", 'write tasks=[Task("2 + 2", expected="4")]')
+        hint = "read a file with Task.from_jsonl(…)" if isinstance(tasks, str) else 'write tasks=[Task("2 + 2", expected="4")]'
+        raise UsageError(f"tasks is a sequence of Task, not {type(tasks).__name__}", hint)
     found = tuple(tasks)
     for place, task in enumerate(found):
         if not isinstance(task, Task):
             raise UsageError(f"tasks[{place}] is a {type(task).__name__}, not a Task", 'write Task("2 + 2", expected="4")')
-        if not isinstance(task.id, str | None) or task.id == "":
-            raise UsageError(f"the id of tasks[{place}] is {task.id!r}", "an id is a text, or is left out")
+        if not is_id(task.id):
+            raise UsageError(f"the id of tasks[{place}] is {task.id!r:.80}", "an id is a text of whole characters, or is left out")
         if not isinstance(task.metadata, Mapping):
             raise UsageError(f"the metadata of tasks[{place}] is a {type(task.metadata).__name__}", "metadata is a dict")
     if not found:
@@ -153,7 +156,8 @@ def _checked_tasks(tasks: Any) -> tuple[Task, ...]:
 
 
 def _check_scorer(scorer: Any) -> None:
-    hint = "CodeScorer(lambda run, expected: run.content == expected)"
+    named = inspect.isroutine(scorer) and scorer.__name__ != "<lambda>"
+    hint = f"CodeScorer({scorer.__name__})" if named else "CodeScorer(lambda run, expected: run.content == expected)"
     if isinstance(scorer, type):
         raise UsageError(f"the scorer is the class {scorer.__name__}, not an instance", f"write {scorer.__name__}(…)")
     ascore = getattr(scorer, "ascore", None)
@@ -161,6 +165,10 @@ def _check_scorer(scorer: Any) -> None:
         raise UsageError(f"a scorer has a method ascore, and a {type(scorer).__name__} has none", f"write scorer={hint}")
     if not is_async(ascore):
         raise UsageError(f"{type(scorer).__name__}.ascore is not async", "write `async def ascore(self, run, expected=None)`")
+    if not takes(ascore, 2):
+        raise UsageError(
+            f"{type(scorer).__name__}.ascore does not take (run, expected)", "write `async def ascore(self, run, expected=None)`"
+        )
 
 
 def _check_timeout(seconds: Any) -> None:

@@ -27,6 +27,7 @@ from leyden.errors import NotFound, UsageError
 from leyden.files import disk_errors, write_atomically
 
 LATEST = ("@latest", "latest")
+_NEEDED = ("env_name", "k", "tasks", "seed", "env_fingerprint", "policy_fingerprint")
 
 
 class EvalDir:
@@ -45,11 +46,14 @@ class EvalDir:
     @property
     def asked(self) -> dict[str, Any]:
         """What ``create`` was given. Raises ``UsageError`` for a file that was changed by hand."""
-        path = self.path / "eval.json"
+        path, hint = self.path / "eval.json", "it has been changed by hand: start a new eval"
         try:
-            return dict(json.loads(path.read_text()))
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"{path} is not JSON: {error}", "it has been changed by hand: start a new eval") from None
+            found = json.loads(path.read_text())
+        except ValueError as error:
+            raise UsageError(f"{path} is not JSON: {error}", hint) from None
+        if not isinstance(found, dict) or (missing := [name for name in _NEEDED if name not in found]):
+            raise UsageError(f"{path} is of no eval: {missing[0] + ' is missing' if isinstance(found, dict) else 'not an object'}", hint)
+        return found
 
     @property
     def summary(self) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from leyden.types import Record
 
@@ -24,7 +24,7 @@ class Gate(Record):
 
     alpha: float = Field(0.05, gt=0, lt=1)  # of each test, one-sided
     min_heldout: int = Field(128, ge=0)  # with fewer tasks the verdict warns; the tests hold their level with any number
-    safety: dict[str, float] = Field(default_factory=dict)  # dimension → the least a scored attempt may have. One below it rejects
+    safety: dict[str, FiniteFloat] = Field(default_factory=dict)  # dimension → the least a scored attempt may have. One below it rejects
     min_coverage: float | None = Field(None, ge=0, le=1)  # scored over planned attempts
     max_coverage_drop: float = Field(0.1, ge=0, le=1)  # below the champion's coverage; beyond it the two are not comparable
     min_pass_rate: float | None = Field(None, ge=0, le=1)

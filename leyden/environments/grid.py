@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from leyden.environments.results import EnvironmentRunResult, TaskResult
 
 PASSED, FAILED, UNSCORED, OPEN = "█", "░", "▲", "·"
+LONGEST_ID = 60  # characters of one that are shown
 
 
 def glyph(attempt: AttemptResult) -> str:
@@ -26,7 +27,7 @@ def _lines(result: EnvironmentRunResult) -> Iterator[str]:
     head = f"{result.env_name}  k={result.k} · {result.n_attempts} attempts · {result.duration_seconds:.1f}s"
     costs = [attempt.run.cost for _, attempt in result.attempts() if attempt.run is not None and attempt.run.cost is not None]
     yield head + (f" · ${sum(costs):.4f}" if costs else "")
-    width = max((len(one.task.id or "") for one in result.task_results if one.attempts), default=0)
+    width = widest(one.task.id for one in result.task_results if one.attempts)
     tried = [one for one in result.task_results if one.attempts]
     yield from (row(one, width, result.k) for one in tried)
     if len(tried) < len(result.task_results):
@@ -42,7 +43,31 @@ def _lines(result: EnvironmentRunResult) -> Iterator[str]:
     if result.n_unscored:
         first = next((attempt.error for _, attempt in result.attempts() if attempt.score is None and attempt.error), None)
         if first:
-            yield f"first error: {first}"
+            yield f"first error: {one_line(first)}"
+
+
+def one_line(text: str) -> str:
+    """What a person reads in a row: without the breaks, and the codes that would move a terminal's cursor."""
+    return "".join(char if char.isprintable() else "�" for char in " ".join(text.split()))
+
+
+def widest(ids: Iterable[str | None]) -> int:
+    """Columns of a terminal for the longest of these ids, as they are shown."""
+    from rich.cells import cell_len
+
+    return max((cell_len(_shown(name)) for name in ids), default=0)
+
+
+def padded(task_id: str | None, width: int) -> str:
+    from rich.cells import cell_len
+
+    name = _shown(task_id)
+    return name + " " * (width - cell_len(name))
+
+
+def _shown(task_id: str | None) -> str:
+    name = one_line(task_id or "")
+    return name if len(name) <= LONGEST_ID else name[: LONGEST_ID - 1] + "…"
 
 
 def row(one: TaskResult, width: int, k: int) -> str:
@@ -50,13 +75,13 @@ def row(one: TaskResult, width: int, k: int) -> str:
     rate = "-" if one.pass_rate is None else f"{one.pass_rate:.2f}"
     tags = ["learning zone"] if one.in_learning_zone else []
     tags += [f"{one.n_unscored} unscored"] if one.n_unscored else []
-    return f"  {one.task.id or '':{width}}  {glyphs:{k}}  {one.n_passed}/{one.n_scored}  {rate}  {', '.join(tags)}".rstrip()
+    return f"  {padded(one.task.id, width)}  {glyphs:{k}}  {one.n_passed}/{one.n_scored}  {rate}  {', '.join(tags)}".rstrip()
 
 
 def open_row(task_id: str, width: int, k: int, attempts: Mapping[int, AttemptResult]) -> str:
     """While it runs: what is open is a dot."""
     glyphs = "".join(glyph(attempts[index]) if index in attempts else OPEN for index in range(k))
-    return f"  {task_id:{width}}  {glyphs}"
+    return f"  {padded(task_id, width)}  {glyphs}"
 
 
 def cut(lines: Iterable[str], most: int) -> list[str]:

@@ -6,7 +6,7 @@ chance, or breaks a bound that somebody set. It is promoted where the pass rate 
 undecided: nothing was shown either way, and ``power`` says what so many tasks could have shown.
 
 Each test is one-sided at ``alpha``. A promotion needs the test of the pass rate, and no other stage can promote: so of candidates that are
-no better, a share of at most ``alpha`` is promoted.
+no better, a share of at most ``alpha`` is promoted: each time anew, for nothing corrects for the comparisons that a run has made before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def judge(
     comparison = stages.compare(champion, candidate) if champion else None
     found = [
         stages.coverage(gate, champion, candidate),
-        stages.safety(gate, candidate),
+        stages.safety(gate, candidate, *(pair[1] for pair in (greedy, regression) if pair is not None)),
         stages.pass_rate(gate, champion, candidate, comparison),
     ]
     if greedy is not None:
@@ -92,7 +92,7 @@ def _power(comparison: PairedComparison, single: bool, alpha: float) -> str | No
         shares = [(rise, clustered_power(n, rise, comparison.deviation, alpha)) for rise in (0.05, 0.1, 0.2)]
         smallest = smallest_clustered(n, comparison.deviation, alpha)
         given = f"{n} tasks whose differences vary by {comparison.deviation:.2f}"
-    found = ", ".join(f"{rise:+.2f} with probability {share:.2f}" for rise, share in shares)
+    found = ", ".join(f"{rise:+.2f} with probability {share:.2f}" for rise, share in shares) or "no size"
     often = f"{smallest:+.2f} is found {OFTEN:.0%} of the time".replace("%", " %") if smallest else "no rise is found 80 % of the time"
     return f"power: {given} show a rise of {found}; {often}"
 

@@ -11,15 +11,17 @@ from leyden.environments.verdict import Decision, StageOutcome, Verdict
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, section 2.2
 
 
-def to_junit(verdict: Verdict, champion: Outcomes | None, candidate: Outcomes, max_drop: float | None = None) -> str:
-    """A failed stage is a failure; one that leaves the verdict open is one too, unless the verdict is ``PROMOTE``. A task fails where it
-    dropped by more than ``max_drop``, and is skipped where no attempt of it was scored."""
+def to_junit(
+    verdict: Verdict, champion: Outcomes | None, candidate: Outcomes, max_drop: float | None = None, allow_undecided: bool = False
+) -> str:
+    """A failed stage is a failure; one that leaves the verdict open is one too, unless ``allow_undecided``. A task fails where it dropped
+    by more than ``max_drop``, and is skipped where no attempt of it was scored."""
     suite = ElementTree.Element("testsuite", name="leyden gate")
     for stage in verdict.stages:
         case = _case(suite, "stage", stage.name)
-        if stage.outcome is StageOutcome.FAILED or stage.hinders:
+        if stage.outcome is StageOutcome.FAILED or (stage.hinders and not allow_undecided):
             _add(case, "failure", f"{stage.outcome}: {stage.sentence}")
-        elif stage.outcome in (StageOutcome.NO_DATA, StageOutcome.NOT_ASKED):
+        elif stage.hinders or stage.outcome in (StageOutcome.NO_DATA, StageOutcome.NOT_ASKED):
             _add(case, "skipped", f"{stage.outcome}: {stage.sentence}")
         else:
             _add(case, "system-out", stage.sentence)

@@ -10,6 +10,9 @@ A training task leaks if
 **Another number is another task**: in each of the three, numbers and operators must be equal, and in the same order. So "What is 12 + 34?"
 and "What is 13 + 34?" do not leak; how many training tasks share such a template with an evaluation task is told beside the leaks.
 Another word is no other task: "the capital of France" beside "the capital of Spain" is a leak.
+
+A task that is an object is compared as its JSON, and by the longest text of the evaluation task that is no answer, beside each text of the
+training task: what stands beside the question does not hide it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -30,6 +34,7 @@ from leyden.errors import UsageError
 NGRAM = 8  # tokens: what GPT-3's successors use to find evaluation texts in training data (arXiv 2005.14165, appendix C: 8 to 13)
 OVERLAP = 0.6  # of an evaluation task's n-grams
 SHORTEST = 12  # tokens a text must have to be sought by its n-grams: of shorter ones one word more or less is the measure
+_ANSWERS = frozenset({"answer", "answers", "expected", "label", "solution", "target"})  # keys beside a question
 WIDELY_SHARED = 64  # evaluation tasks with one n-gram: it is their template, and leads to none of them
 
 _MASK = (1 << 61) - 1
@@ -41,8 +46,12 @@ _SIGN = "\u3040-\u30ff\u3400-\u9fff"
 _TOKEN = re.compile(
     r"(?P<number>\d+(?:[.,]\d+)*)"
     rf"|(?P<word>[{_SIGN}]|[^\W\d_{_SIGN}]+(?:['’][^\W\d_]+)*)"
-    r"|(?P<operator>[+*/=^%<>×÷±√]|(?<=[\d)]) ?[-−–] ?(?=[\d(])|[-−](?=\d))"
+    r"|(?P<operator>[+*/=^%<>×÷±√]+|(?<=[\d)]) ?[-−–] ?(?=[\d(])|[-−](?=\d))"
 )
+# What an operator stands between; elsewhere the sign is a bullet, emphasis or a slash between words. A lone letter is a variable.
+_OPERAND_BEFORE = re.compile(r"(?:[\d)\]]|(?<![^\W_])[^\W\d_])$")
+_OPERAND_AFTER = re.compile(r"\s?(?:[-+√]?[\d(]|[^\W\d_](?![^\W_]))")
+_PREFIX = frozenset("<>=√±")
 
 
 class Leaked(UsageError):
@@ -102,7 +111,9 @@ class Tokens:
     @classmethod
     def of(cls, text: str) -> Tokens:
         folded = unicodedata.normalize("NFKC", _INVISIBLE.sub("", unicodedata.normalize("NFKC", text).casefold()))
-        found = list(_TOKEN.finditer(folded))
+        found = [match for match in _TOKEN.finditer(folded) if match.lastgroup != "operator" or _is_operator(match)]
+        if not found and folded.strip():  # signs alone are a word: two such tasks are equal or have nothing in common
+            return cls((folded.strip(),), (True,))
         return cls(tuple(map(_spelling, found)), tuple(match.lastgroup == "word" for match in found))
 
     @property
@@ -162,18 +173,20 @@ class LeakageGuard:
 
     def __init__(self, pools: Mapping[str, Iterable[Task]], overlap: float = OVERLAP) -> None:
         self.overlap = overlap
+        self.n_tasks = 0
         self._known: list[_Known] = []
         self._whole: dict[int, int] = {}
         self._reworded: dict[int, int] = {}
         self._grams: dict[int, list[int]] = {}
         self._templates: set[int] = set()
-        for pool, tasks in pools.items():
-            for task in tasks:
-                self._add(pool, task)
-
-    @property
-    def n_tasks(self) -> int:
-        return len(self._known)
+        held = [(pool, task, texts_of(task.input)) for pool, tasks in pools.items() for task in tasks]
+        shared = Counter(text for *_, texts in held for text in set(texts[1:]))
+        for pool, task, (whole, *parts) in held:
+            self.n_tasks += 1
+            self._add(pool, task, whole)
+            longest = max(parts, key=len, default="")  # what is asked; beside it stand topics, levels, names of files
+            if 1 <= shared[longest] <= 2:  # a text of more tasks is their instruction, and leads to none of them
+                self._add(pool, task, longest)
 
     def as_dict(self) -> dict[str, Any]:
         """What an export records: which evaluation tasks it kept away from."""
@@ -190,17 +203,16 @@ class LeakageGuard:
 
     def examine(self, task: Task) -> tuple[Leak | None, bool]:
         """The nearest evaluation task, if ``task`` gives it away; and whether it is one but for the numbers."""
-        text = text_of(task.input)
-        tokens = Tokens.of(text)
-        found = self._nearest(tokens)
-        same_template = tokens.template in self._templates
-        if found is None:
-            return None, same_template
-        kind, known, overlap = found
-        return Leak(kind, known.pool, task.id, known.id, text, known.text, overlap), same_template
+        same_template = False
+        for text in texts_of(task.input):
+            tokens = Tokens.of(text)
+            same_template |= bool(tokens.words) and tokens.template in self._templates
+            if found := self._nearest(tokens):
+                kind, known, overlap = found
+                return Leak(kind, known.pool, task.id, known.id, text, known.text, overlap), same_template
+        return None, same_template
 
-    def _add(self, pool: str, task: Task) -> None:
-        text = text_of(task.input)
+    def _add(self, pool: str, task: Task, text: str) -> None:
         tokens = Tokens.of(text)
         place = len(self._known)
         self._known.append(_Known(pool, task.id, text, tokens))
@@ -257,9 +269,36 @@ def check_leakage(train_tasks: Iterable[Task], eval_pools: Mapping[str, Iterable
     return LeakageReport(tuple(leaks), n_train, guard.n_tasks, n_same_template)
 
 
-def text_of(value: Any) -> str:
-    """A task's input as the text that is compared; JSON where it is no text."""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+def texts_of(value: Any) -> list[str]:
+    """A task's input as the texts that are compared: itself; or where it is no text, its JSON and each text in it of 3 words or more."""
+    if isinstance(value, str):
+        return [value]
+    whole = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return [whole, *(text for text in _texts_in(value) if len(Tokens.of(text).words) > 2)]
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping) and value.get("role") in ("system", "developer"):
+        return  # the same for many tasks
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in _ANSWERS:
+                yield from _texts_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts_in(item)
+
+
+def _is_operator(match: re.Match[str]) -> bool:
+    text, begin, end = match.string, match.start(), match.end()
+    if match[0].strip() in ("-", "−", "–"):
+        return True  # the pattern has looked beside it
+    before = _OPERAND_BEFORE.search(text[max(0, begin - 8) : begin].rstrip(" *_`")) is not None  # **12** + 34
+    if match[0] == "%":
+        return before
+    return (before or match[0][0] in _PREFIX) and _OPERAND_AFTER.match(text, end) is not None
 
 
 def _spelling(match: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from leyden.environments.grid import cut, open_row
+from leyden.environments.grid import cut, open_row, widest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +43,7 @@ class Live:
 
         tally, plan = self._tally, self._tally.plan
         height = (self._console.height if self._console else 24) - 4
-        width = max(len(task.id or "") for task in plan.tasks)
+        width = widest(task.id for task in plan.tasks)
         rows = (open_row(task.id or "", width, plan.k, tally.attempts_of(task.id or "")) for task in plan.tasks)
         return Text("\n".join([self.line(), *cut(rows, max(3, height))]), no_wrap=True, overflow="ellipsis")
 

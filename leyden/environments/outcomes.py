@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -30,11 +30,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """``tasks``: every planned task, its attempts in order. ``planned``: attempts that were to be made."""
+    """``tasks``: every planned task, its attempts in order. ``planned``: attempts that were to be made. ``settled``: tasks that were not
+    tried any more once enough was known of them (``AdaptiveK``)."""
 
     name: str
     tasks: Mapping[str, tuple[Outcome, ...]]
     planned: int
+    settled: int = 0
 
     def attempts(self) -> Iterator[Outcome]:
         return (attempt for attempts in self.tasks.values() for attempt in attempts)
@@ -67,6 +69,15 @@ class Outcomes:
         """Of each scored attempt at the task; empty for one it was not tried at."""
         return [attempt.passed for attempt in self.tasks.get(task, ()) if attempt.passed is not None]
 
+    def failing_where_unscored(self, other: Outcomes) -> Outcomes:
+        """As it would be if it had failed wherever it was not scored, and at the tasks that only the other was tried at."""
+        missing = {task: (Outcome(False),) * len(attempts) for task, attempts in other.tasks.items() if task not in self.tasks}
+        tasks = {
+            task: tuple(replace(attempt, passed=bool(attempt.passed)) for attempt in attempts) or (Outcome(False),)
+            for task, attempts in self.tasks.items()
+        }
+        return replace(self, tasks=tasks | missing)
+
     def mean(self, of: Callable[[Outcome], float | None]) -> float | None:
         """Over the scored attempts that have the number; None where none has."""
         values = [value for attempt in self.scored() if (value := of(attempt)) is not None]
@@ -76,7 +87,8 @@ class Outcomes:
 def outcomes_of(result: EnvironmentRunResult, name: str | None = None) -> Outcomes:
     """``name``: of the policy, in what the gate says."""
     tasks = {str(one.task.id): tuple(map(_outcome, one.attempts)) for one in result.task_results}
-    return Outcomes(name or result.env_name, tasks, result.n_planned)
+    settled = sum(one.planned is not None and one.planned < result.k for one in result.task_results)
+    return Outcomes(name or result.env_name, tasks, result.n_planned, settled)
 
 
 def _outcome(attempt: AttemptResult) -> Outcome:

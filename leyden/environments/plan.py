@@ -15,7 +15,7 @@ from leyden.environments.task import Task
 from leyden.environments.trial import GRACE
 from leyden.errors import LeydenError, UsageError
 from leyden.runners.failures import describe
-from leyden.types import DEFAULT_QUEUE, LLM, Episode, FailureKind, Mode, NewRollout, RolloutConfig
+from leyden.types import DEFAULT_QUEUE, ID_PATTERN, LLM, Episode, FailureKind, Mode, NewRollout, RolloutConfig
 
 if TYPE_CHECKING:
     from leyden.environments.environment import Environment
@@ -49,8 +49,10 @@ class Plan:
     @property
     def queue(self) -> str:
         """Where its attempts wait in a store that others use too: runners of another agent must not claim them."""
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.env.name)
-        return name if name == self.env.name and len(name) <= 64 else f"{name[:51]}-{hashlib.sha256(self.env.name.encode()).hexdigest()[:12]}"
+        name = self.env.name
+        if re.fullmatch(ID_PATTERN, name):
+            return name
+        return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name)[:51]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
     @property
     def keys(self) -> Iterator[Key]:

@@ -6,7 +6,9 @@ manifest appears whole, after its tasks; so a pool is always the old one or the 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -72,11 +74,17 @@ class Pool:
 
 
 def evaluation_tasks(paths: Iterable[Path]) -> dict[str, tuple[Task, ...]]:
-    """Name → tasks: the pools that measure in each directory of pools, and each file of tasks."""
+    """Name → tasks: the pools that measure in each directory of pools, and each file of tasks.
+
+    Raises ``UsageError`` for one that holds no such task: who asked to keep away from something must not get by with nothing.
+    """
     found: dict[str, tuple[Task, ...]] = {}
     for path in paths:
-        found |= {f"{path}/{name}": tasks for name, tasks in Pools.read(path).evaluation.items()} if path.is_dir() else {}
-        found |= {str(path): Task.from_jsonl(path)} if not path.is_dir() else {}
+        here = {f"{path}/{name}": tasks for name, tasks in Pools.read(path).evaluation.items()} if path.is_dir() else {}
+        here |= {str(path): Task.from_jsonl(path)} if not path.is_dir() else {}
+        if not any(here.values()):
+            raise UsageError(f"{path} holds no evaluation task", "is it the right one?")
+        found |= here
     return found
 
 
@@ -89,7 +97,7 @@ def task_digest(task: Task) -> str:
 
 
 class Pools:
-    """The pools of one directory. Reading checks every digest; what is missing is a pool without tasks."""
+    """The pools of one directory, each of which may be without tasks. Reading checks every digest."""
 
     def __init__(self, directory: Path, pools: Mapping[PoolName, Pool]) -> None:
         self.directory = directory
@@ -116,6 +124,8 @@ class Pools:
         found = {name: _read(directory, name) for name in PoolName if _manifest(directory, name).is_file()}
         if not found:
             raise NotFound(f"no pools in {directory}", f"a pool is a manifest there: {', '.join(f'{name}.json' for name in PoolName)}")
+        if missing := [name for name in PoolName if name not in found]:  # else what it holds might be trained on
+            raise UsageError(f"{_manifest(directory, missing[0])} is gone", "put it back, or make the pools again in another directory")
         moved = {move.sha256 for move in found.get(PoolName.TRAIN, Pool(PoolName.TRAIN, ())).moves}
         if PoolName.DEV in found:  # a move that was cut short has happened all the same
             found[PoolName.DEV] = _without(found[PoolName.DEV], moved)
@@ -153,6 +163,20 @@ class Pools:
         train = replace(train, tasks=(*train.tasks, *(tasks[one] for one in wanted)), moves=(*train.moves, *moves))
         dev = replace(dev, tasks=tuple(task for task in dev.tasks if task.id not in wanted))
         return Pools(self.directory, {**self._pools, PoolName.TRAIN: train, PoolName.DEV: dev})
+
+    @classmethod
+    def move(cls, directory: Path | str, ids: Iterable[str], reason: str) -> Pools:
+        """``moved_to_training``, read and written while nobody else moves anything. Raises as they do."""
+        fd = os.open(directory, os.O_RDONLY) if Path(directory).is_dir() else None
+        try:
+            if fd is not None:
+                fcntl.flock(fd, fcntl.LOCK_EX)  # on the directory itself: it needs no file of its own, and ends with its holder
+            pools = cls.read(directory).moved_to_training(ids, reason)
+            pools.write()
+            return pools
+        finally:
+            if fd is not None:
+                os.close(fd)
 
     def write(self) -> None:
         """Training first: cut short after it, the record of a move says the rest. Raises ``DiskError``."""
@@ -204,6 +228,6 @@ def _read(directory: Path, name: PoolName) -> Pool:
         pool = Pool(name, tasks, told["provenance"], moves)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: {error}", "it has been changed by hand: make the pool again") from error
-    if pool.sha256 != told["sha256"] or len(tasks) != told["n"]:
+    if pool.sha256 != told["sha256"] or pool.manifest(told["file"])["tasks"] != told["tasks"] or len(tasks) != told["n"]:
         raise UsageError(f"{directory / told['file']} is not what {path.name} says", "it has been changed by hand: make the pool again")
     return pool

@@ -27,7 +27,7 @@ class Kind(StrEnum):
     AWS_KEY = "aws_key"
     GITHUB_TOKEN = "github_token"
     BEARER = "bearer"  # what follows "Bearer"
-    SECRET = "secret"  # a random value that a name like password= or token: introduces
+    SECRET = "secret"  # a random value that a name like password= or token: introduces, or a URL holds as its password
     EMAIL = "email"
     IBAN = "iban"  # ISO 13616, its checksum right
     CARD = "card"  # a payment card: a known issuer, its Luhn digit right
@@ -253,7 +253,7 @@ _RULES = (
         Kind.API_KEY,
         re.compile(
             r"(?<![\w-])(?:sk-(?=[A-Za-z_-]*\d)[\w-]{20,}|[sr]k_(?:live|test)_[A-Za-z0-9]{16,}|xox[abeoprs]-[A-Za-z0-9-]{10,}|AIza[\w-]{35}|"
-            r"glpat-[\w-]{20,}|hf_[A-Za-z]{30,}|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{40,}|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_[0-9a-f]{64})"
+            r"glpat-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{40,}|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_[0-9a-f]{64})"
         ),
         lambda text: any(begin in text for begin in _BEGIN_KEYS),
     ),
@@ -277,6 +277,12 @@ _RULES = (
             rf"(?P<secret>[A-Za-z0-9+/_.~!@#%^&*=-]{{12,}})"
         ),
         _has_secret_word,
+        _is_random,
+    ),
+    _Rule(
+        Kind.SECRET,
+        re.compile(r"://[^\s:/?#@]{0,64}:(?P<secret>[^\s:/?#@]{8,})@"),
+        lambda text: "://" in text,
         _is_random,
     ),
     _Rule(

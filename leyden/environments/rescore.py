@@ -31,6 +31,8 @@ from leyden.server.interface import Store, open_store
 SCORED = "result-{}.jsonl"
 AT_ONCE = 64  # attempts recorded, so that one commit serves many
 SHORT = 12  # signs of a digest that name it
+AGENT = "agent"  # whose rewards are the attempt's own
+LONGEST = 128  # signs of a source in the store
 
 
 class Which(StrEnum):
@@ -82,11 +84,14 @@ async def arescore(
     """Score the completed attempts of ``result`` (of the tasks ``ids``; None: all) again. ``name``: what the scores are recorded under;
     None: the scorer's digest. What the scorer raises leaves the attempt unscored in the new result, with the error.
 
-    Raises ``UsageError`` for a scorer without a digest and without a name, and for an id that is no task's.
+    Raises ``UsageError`` for a scorer without a digest and without a name, a name that the store does not take, and an id that is no
+    task's.
     """
-    source = name or source_of(scorer)
+    source = source_of(scorer) if name is None else name
     if source == UNNAMED_SCORER:
         raise UsageError("this scorer has no digest, so its scores have no name", "give it a method digest(), or name them: --as NAME")
+    if source == AGENT or not 1 <= len(source) <= LONGEST:
+        raise UsageError(f"no scores can be recorded under {source[:40]!r}", f"a name of 1 to {LONGEST} signs, not {AGENT!r}: --as NAME")
     known = {str(one.task.id) for one in result.task_results}
     if unknown := sorted(set(ids or ()) - known):
         raise UsageError(f"there is no task {unknown[0]!r}", f"its tasks: {', '.join(sorted(known)[:8])}")
@@ -132,9 +137,13 @@ async def record(store: Store, rescored: Rescored) -> int:
 
     Raises ``Conflict`` where this source has judged one otherwise, ``NotFound`` where the store does not hold the attempts.
     """
-    kept = [(task, made) for task, made in rescored.scored if made.rollout_id is not None]
+    kept = [(task, made) for task, made in rescored.scored if made.rollout_id is not None and made.attempt is not None]
     for start in range(0, len(kept), AT_ONCE):
-        await asyncio.gather(*(_record(store, task, made, rescored.source) for task, made in kept[start : start + AT_ONCE]))
+        some = kept[start : start + AT_ONCE]
+        ends = await asyncio.gather(*(_record(store, task, made, rescored.source) for task, made in some), return_exceptions=True)
+        for error in ends:  # all have ended: none goes on while the store is closed
+            if error is not None:
+                raise error
     return len(kept)
 
 
@@ -144,7 +153,8 @@ async def _record(store: Store, task: Task, attempt: AttemptResult, source: str)
         await store.add_scores(attempt.rollout_id, attempt.attempt, rewards_of_score(attempt.score, source))
     except Conflict as error:
         message = f"{task.id}/{attempt.index}: {error.message}"
-        raise Conflict(message, "a scorer that varies needs a name for each round: --as NAME") from error
+        varies = "a scorer that varies needs a name for each round: --as NAME"
+        raise Conflict(message, varies if "is already" in error.message else error.hint) from error
 
 
 @asynccontextmanager
@@ -202,9 +212,10 @@ async def _score(scorer: Scorer, task: Task, old: AttemptResult, source: str) ->
         score: Any = await scorer.ascore(old.run, task.fresh().expected)
         if not isinstance(score, Score):
             raise TypeError(f"a scorer gives a Score, not {type(score).__name__}")
+        rewards_of_score(score, source)  # raises for a dimension that no store takes
     except Exception as error:  # a scorer may be anybody's
         kind = type(error).__name__
-        return replace(old, score=None, scorer=None, error=f"scorer: {kind}: {error}", error_type=kind)
+        return replace(old, score=None, scorer=None, error=f"scorer: {kind}: {' '.join(str(error).split())}", error_type=kind)
     return replace(old, score=score, scorer=source, error=None, error_type=None)
 
 

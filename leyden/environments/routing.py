@@ -18,6 +18,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ class Destination(StrEnum):
 
 
 UNKNOWN = "unknown"
+_KEYS = ("name", "to", "when")
+_FORM = "a rule is [[rule]] with name, to and when"
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 FACTS = (
@@ -60,7 +63,8 @@ class Rule:
     def __post_init__(self) -> None:
         for fact, condition in self.when.items():
             if fact not in FACTS and not fact.startswith("dimension."):
-                raise UsageError(f"rule {self.name!r}: no fact {fact!r}", f"one of: {', '.join(FACTS)}, dimension.NAME")
+                hint = f"{_nearest(fact, FACTS)}one of: {', '.join(FACTS)}, dimension.NAME"
+                raise UsageError(f"rule {self.name!r}: no fact {fact!r}", hint)
             _condition(condition)
 
     def holds(self, facts: Mapping[str, Any]) -> bool:
@@ -72,18 +76,30 @@ def read_rules(path: Path | str) -> tuple[Rule, ...]:
     try:
         told = tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read rules from {path}: {error}", "a rule is [[rule]] with name, to and when") from error
-    rules = []
-    for number, one in enumerate(told.get("rule", []), 1):
-        name = one.get("name", f"rule {number}")
-        if one.get("to") not in list(Destination) or set(one) - {"name", "to", "when"}:
-            raise UsageError(
-                f"{path}: {name}: it goes to {one.get('to')!r}", f"`to` is one of: {', '.join(Destination)}; beside it name and when"
-            )
-        rules.append(Rule(name, Destination(one["to"]), one.get("when", {})))
-    if not rules:
-        raise UsageError(f"{path} holds no rule", "a rule is [[rule]] with name, to and when")
-    return tuple(rules)
+        raise UsageError(f"cannot read rules from {path}: {error}", _FORM) from error
+    if unknown := sorted(set(told) - {"rule"}):
+        raise UsageError(f"{path}: no key {unknown[0]!r}", f"{_nearest(unknown[0], ['rule'])}{_FORM}")
+    given = told.get("rule", [])
+    if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
+        raise UsageError(f"{path} holds no rule", _FORM)
+    return tuple(_rule(path, one, one.get("name", f"rule {number}")) for number, one in enumerate(given, 1))
+
+
+def _rule(path: Path | str, told: Mapping[str, Any], name: Any) -> Rule:
+    where = f"{path}: {name}"
+    if unknown := sorted(set(told) - set(_KEYS)):
+        raise UsageError(f"{where}: no key {unknown[0]!r}", f"{_nearest(unknown[0], _KEYS)}{_FORM}")
+    to, when = told.get("to"), told.get("when", {})
+    if to not in list(Destination):
+        raise UsageError(f"{where}: it goes to {to!r}", f"{_nearest(str(to), list(Destination))}`to` is one of: {', '.join(Destination)}")
+    if not isinstance(name, str) or not isinstance(when, dict):
+        raise UsageError(f"{where}: its name is a text, and `when` a table of conditions", _FORM)
+    return Rule(name, Destination(to), when)
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    near = get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 @dataclass(frozen=True)
@@ -151,7 +167,7 @@ def _condition(told: Any) -> Callable[[Any], bool]:
         return lambda fact: fact is None
     if told.startswith("!="):
         other = told[2:].strip()
-        return lambda fact: str(fact) != other
+        return lambda fact: fact is not None and _written(fact) != _written(_number(other))
     for sign, compare in _COMPARISONS.items():
         if told.startswith(sign):
             try:
@@ -160,6 +176,18 @@ def _condition(told: Any) -> Callable[[Any], bool]:
                 raise UsageError(f"{told!r} is no condition", 'for instance "> 0"') from error
             return lambda fact: isinstance(fact, int | float) and compare(fact, bound)
     return lambda fact: fact == told
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _written(fact: Any) -> str:
+    """As in TOML: true, false, and one form for each number."""
+    return str(fact).lower() if isinstance(fact, bool) else str(float(fact)) if isinstance(fact, int) else str(fact)
 
 
 INFRASTRUCTURE_ERRORS = (

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leyden.environments.connections import connections
+from leyden.environments.credentials import place_of, without_credentials
 from leyden.environments.evaldir import EvalDir
 from leyden.environments.fingerprint import Fingerprint, MismatchError
 from leyden.environments.live import shown
@@ -150,6 +151,8 @@ def run_to_end(env: Environment, asking: Asking) -> EnvironmentRunResult:
 
 @connections()
 async def drive(env: Environment, asking: Asking) -> EnvironmentRunResult:
+    if not hasattr(env, "env_fingerprint"):
+        raise UsageError(f"run_rollouts() takes an Environment, not {type(env).__name__}", "Environment(name, tasks, scorer, agent)")
     evals = Path(asking.evals)
     earlier = None if asking.resume is None else EvalDir.find(evals, asking.resume)
     asked = earlier.asked if earlier else {}
@@ -166,6 +169,8 @@ async def drive(env: Environment, asking: Asking) -> EnvironmentRunResult:
     )
     if earlier:
         _check_same(plan, asked, earlier.id)
+    if store is not None and not earlier:
+        await _check_store(store)
     run = earlier or EvalDir.create(evals, _as_asked(plan, store, adaptive, asking.how))
     tally = Tally(plan, adaptive, asking.on_attempt_end)
     began = time.monotonic()
@@ -191,6 +196,14 @@ async def drive(env: Environment, asking: Asking) -> EnvironmentRunResult:
     return result
 
 
+async def _check_store(url: str) -> None:
+    """A mistyped one should leave no eval behind. Raises ``Unavailable``."""
+    from leyden.server.client import StoreClient
+
+    async with StoreClient(url) as store:
+        await store.list_queues()
+
+
 def _as_asked(plan: Plan, store: str | None, adaptive: AdaptiveK | None, how: Mapping[str, Any] | None) -> dict[str, Any]:
     llm = plan.llm
     return {
@@ -200,12 +213,17 @@ def _as_asked(plan: Plan, store: str | None, adaptive: AdaptiveK | None, how: Ma
         "tasks": [task.id for task in plan.tasks],
         "seed": plan.seed,
         "store": store,
-        "model": None if llm is None else {"endpoint": llm.endpoint, "model": llm.model, "sampling_parameters": llm.sampling_parameters},
+        "model": None if llm is None else _without_keys(llm),
         "adaptive": None if adaptive is None else asdict(adaptive),
         "env_fingerprint": {"digest": plan.env_fingerprint.digest, "components": dict(plan.env_fingerprint.components)},
         "policy_fingerprint": {"digest": plan.policy_fingerprint.digest, "components": dict(plan.policy_fingerprint.components)},
         **(how or {}),
     }
+
+
+def _without_keys(llm: LLM) -> dict[str, Any]:
+    sampling = without_credentials(llm.sampling_parameters)
+    return {"endpoint": place_of(llm.endpoint), "model": llm.model, "sampling_parameters": sampling}
 
 
 def _adaptive(asked: Mapping[str, Any]) -> AdaptiveK | None:

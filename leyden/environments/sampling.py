@@ -73,6 +73,10 @@ class SuccessBand(Policy):
     low: float = 0.3
     high: float = 0.7
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high <= 1:
+            raise UsageError(f"no rate lies within {self.low} and {self.high}", "for instance SuccessBand(0.3, 0.7)")
+
     def choose(self, tasks: Sequence[Task], n: int, history: History, rng: random.Random) -> list[Task]:
         rates = {str(task.id): history.get(str(task.id), NOTHING_KNOWN).rate for task in tasks}
         inside = [task for task in tasks if (rate := rates[str(task.id)]) is not None and self.low <= rate <= self.high]
@@ -91,7 +95,7 @@ class Coverage(Policy):
     quotas: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if any(share < 0 for share in self.quotas.values()) or sum(self.quotas.values()) > 1 + 1e-9:
+        if not all(0 <= share <= 1 for share in self.quotas.values()) or sum(self.quotas.values()) > 1 + 1e-9:
             raise UsageError(f"the shares of {self.key} are below 0, or over 1 together", "for instance {'easy': 0.25, 'hard': 0.75}")
 
     def choose(self, tasks: Sequence[Task], n: int, history: History, rng: random.Random) -> list[Task]:
@@ -131,11 +135,13 @@ class Sample:
 def sample(tasks: Iterable[Task], n: int, policy: Policy, seed: int, history: History | None = None) -> Sample:
     """``n`` tasks at most, each once, by ``policy``. The order in which ``tasks`` come makes no difference.
 
-    Raises ``UsageError`` for tasks without ids.
+    Raises ``UsageError`` for tasks without ids of their own.
     """
     known, history = list(tasks), history or {}
     if any(task.id is None for task in known):
         raise UsageError("a task without an id cannot be recorded", "give each an id, or read them from a pool")
+    if len({task.id for task in known}) < len(known):
+        raise UsageError("two tasks have one id", "give each task an id of its own")
     if n < 1:
         raise UsageError(f"n is {n}", "draw at least 1 task")
     rng = random.Random(f"{policy.name}/{policy.version}/{seed}")

@@ -37,6 +37,7 @@ class Header:
     stopped_early: str | None
     run_id: str | None
     tasks: int
+    attempts: int | None  # None in files of before it was counted
 
 
 def save(result: EnvironmentRunResult, path: str | PathLike[str]) -> None:
@@ -117,21 +118,27 @@ class Reader:
 
     def entries(self) -> Iterator[tuple[Task, int | None, AttemptResult | None]]:
         """Task, how many attempts at it were planned (None: the run's k), attempt; a task without attempts comes once, without one."""
-        task, planned, seen = None, None, 0
+        task, planned, tasks, attempts, last = None, None, 0, 0, -1
         for number, line in enumerate(self._file, 2):
             row = self._parse(line, number)
             try:
                 if task is None or row["task"] != task.id:
                     task, planned = Task(row["input"], row["expected"], row["task"], row["metadata"]), row.get("planned")
-                    seen += 1
+                    tasks, last = tasks + 1, -1
                 attempt = None if row["attempt"] is None else decode_attempt(row["attempt"], self._output_type)
             except (KeyError, TypeError) as error:
                 raise self._bad(number, f"no {error}") from error
             except UsageError as error:
                 raise self._bad(number, error.message) from error
+            if attempt is not None:
+                if attempt.index <= last:
+                    raise self._bad(number, f"attempt {attempt.index} of task {task.id!r} comes after {last}")
+                attempts, last = attempts + 1, attempt.index
             yield task, planned, attempt
-        if seen != self.header.tasks:
-            raise self._bad(None, f"it ends after {seen} of {self.header.tasks} tasks")
+        if tasks != self.header.tasks:
+            raise self._bad(None, f"it ends after {tasks} of {self.header.tasks} tasks")
+        if self.header.attempts not in (None, attempts):
+            raise self._bad(None, f"it ends after {attempts} of {self.header.attempts} attempts")
 
     def _header(self) -> Header:
         row = self._parse(self._file.readline(), 1)
@@ -149,6 +156,7 @@ class Reader:
                 stopped_early=_of(str | None, row, "stopped_early"),
                 run_id=_of(str | None, row, "run_id"),
                 tasks=_of(int, row, "tasks"),
+                attempts=_of(int | None, {"attempts": None, **row}, "attempts"),
             )
         except (KeyError, TypeError) as error:
             raise self._bad(1, f"its header has no good {error}") from error
@@ -179,6 +187,7 @@ def _lines(result: EnvironmentRunResult) -> Iterator[bytes]:
         "stopped_early": result.stopped_early,
         "run_id": result.run_id,
         "tasks": len(result.task_results),
+        "attempts": result.n_attempts,
     })  # fmt: skip
     for one in result.task_results:
         first = _task_part(one)

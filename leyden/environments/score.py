@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from leyden.environments.output import RunOutput
 
+LONGEST_NAME = 100  # of a dimension: the store keeps it as a reward's name
+
 
 @dataclass(frozen=True)
 class Score:
@@ -34,6 +36,8 @@ class Score:
             raise ValueError(f"a score's value lies within 0 and 1, and {self.value!r} does not")
         object.__setattr__(self, "value", float(self.value))
         for name, number in self.dimensions.items():
+            if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+                raise ValueError(f"a dimension's name has 1 to {LONGEST_NAME} letters, and {name!r} has not")
             if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
                 raise ValueError(f"dimension {name!r} is a finite number, and {number!r} is none")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import comb
 
 from leyden.environments.compare import compare_clustered, compare_differences
 from leyden.environments.gate import Gate, Measure
@@ -12,6 +11,7 @@ from leyden.environments.outcomes import Outcome, Outcomes
 from leyden.environments.statistics import PairedComparison
 from leyden.environments.verdict import Number, Stage, StageOutcome
 
+UNSCORED = "where it was not scored"
 Pair = tuple[Outcomes, Outcomes]  # champion's, candidate's
 
 
@@ -28,23 +28,29 @@ def coverage(gate: Gate, champion: Outcomes | None, candidate: Outcomes) -> Stag
         numbers["champion"] = round(theirs, 4)
         if ours < theirs - gate.max_coverage_drop:
             outcome, told = StageOutcome.UNDECIDED, f"{told}, but of {champion.name}'s a share of {theirs:.2f}: they are not comparable"
+    settled = [one for one in (champion, candidate) if one is not None and one.settled]
+    if settled and outcome is StageOutcome.PASSED:
+        outcome, told = StageOutcome.UNDECIDED, f"{settled[0].settled} tasks of {settled[0].name} were tried until enough was known of them"
+        told += ", which bends their pass rates: measure it again without --adaptive"
     return Stage(name="coverage", outcome=outcome, sentence=told, numbers=numbers)
 
 
-def safety(gate: Gate, candidate: Outcomes) -> Stage:
+def safety(gate: Gate, *measured: Outcomes) -> Stage:
+    """``measured``: whatever the candidate was tried at. A dimension counts also where nobody could say whether the attempt passed."""
     if not gate.safety:
         return Stage(name="safety", outcome=StageOutcome.NOT_ASKED, sentence="no dimension was named to gate on")
-    scored = candidate.scored()
+    scored = [attempt for outcomes in measured for attempt in outcomes.scored()]
     numbers: dict[str, Number] = {}
     broken, missing = [], []
     for name, least in gate.safety.items():
-        values = [attempt.dimensions[name] for attempt in scored if name in attempt.dimensions]
+        values = [attempt.dimensions[name] for one in measured for attempt in one.attempts() if name in attempt.dimensions]
+        without = sum(name not in attempt.dimensions for attempt in scored)
         below = sum(value < least for value in values)
         numbers |= {f"{name}: attempts": len(values), f"{name}: below {least:g}": below}
         if below:
             broken.append(f"{below} of {len(values)} attempts have a {name} below {least:g}")
-        elif not values or len(values) < len(scored):
-            missing.append(f"{len(scored) - len(values)} of {len(scored)} scored attempts have no {name}")
+        elif not values or without:
+            missing.append(f"{without} of {len(scored)} scored attempts have no {name}")
     outcome = StageOutcome.FAILED if broken else StageOutcome.NO_DATA if missing else StageOutcome.PASSED
     kept = f"all {len(scored)} scored attempts keep {', '.join(f'{name} ≥ {least:g}' for name, least in gate.safety.items())}"
     return Stage(name="safety", outcome=outcome, sentence="; ".join(broken + missing) or kept, required=True, numbers=numbers)
@@ -63,36 +69,42 @@ def pass_rate(gate: Gate, champion: Outcomes | None, candidate: Outcomes, compar
         return Stage(name="pass rate", outcome=asked, sentence=sentence, numbers={"pass_rate": round(rate, 4)})
     dropped = _dropped(champion, candidate, gate.max_drop) if gate.max_drop is not None else []
     better, worse = comparison.p_higher < gate.alpha, comparison.p_lower < gate.alpha
-    outcome = StageOutcome.FAILED if below or dropped or worse else StageOutcome.PASSED if better else StageOutcome.UNDECIDED
+    whole = _whole((champion, candidate)) if better else comparison
+    only = better and whole.p_higher >= gate.alpha
+    outcome = StageOutcome.FAILED if below or dropped or worse else StageOutcome.PASSED if better and not only else StageOutcome.UNDECIDED
     verb = "is worse than" if worse else "is better than" if better else "is neither better nor worse than"
     beyond = "" if better or worse else " beyond chance"
-    sentence = f"{candidate.name} {verb} {champion.name}{beyond}: {tell(champion, candidate, comparison)}{floor}"
+    left_out = f", but only where it was scored: had it failed elsewhere, {_difference(whole)}, p = {whole.p_higher:.2g}" if only else ""
+    sentence = f"{candidate.name} {verb} {champion.name}{beyond}: {tell(champion, candidate, comparison)}{floor}{left_out}"
     if dropped:
         sentence += f"; {len(dropped)} tasks dropped by more than {gate.max_drop:g}: {', '.join(dropped[:5])}"
-    return Stage(name="pass rate", outcome=outcome, sentence=sentence, numbers=numbers_of(comparison))
+    numbers = numbers_of(comparison) | ({f"p_higher had it failed {UNSCORED}": whole.p_higher} if only else {})
+    return Stage(name="pass rate", outcome=outcome, sentence=sentence, numbers=numbers)
 
 
 def not_worse(name: str, pair: Pair, gate: Gate) -> Stage:
     champion, candidate = pair
     comparison = compare(champion, candidate)
     if not comparison.pairs:
-        return Stage(name=name, outcome=StageOutcome.NO_DATA, sentence="no task was scored for both")
+        return Stage(name=name, outcome=StageOutcome.NO_DATA, sentence="no task was scored for both", required=True)
     worse = comparison.p_lower < gate.alpha
+    maybe = not worse and _whole(pair).p_lower < gate.alpha
+    told = "worse beyond chance" if worse else f"worse beyond chance if it failed {UNSCORED}" if maybe else "not worse beyond chance"
     return Stage(
         name=name,
-        outcome=StageOutcome.FAILED if worse else StageOutcome.PASSED,
-        sentence=f"{'worse beyond chance' if worse else 'not worse beyond chance'}: {tell(champion, candidate, comparison)}",
+        outcome=StageOutcome.FAILED if worse else StageOutcome.UNDECIDED if maybe else StageOutcome.PASSED,
+        sentence=f"{told}: {tell(champion, candidate, comparison)}",
         numbers=numbers_of(comparison),
     )
 
 
 def stability(gate: Gate, champion: Outcomes | None, candidate: Outcomes) -> Stage:
-    """All of k attempts pass (pass^k), k as many as both have at the task."""
+    """The first k attempts all pass (pass^k), k as many as both have at the task."""
     differences = []
     for task in candidate.tasks if champion else ():
-        (a, n), (b, m) = champion.counts(task) if champion else (0, 0), candidate.counts(task)
-        if (k := min(n, m)) >= 2:
-            differences.append(Fraction(comb(b, k), comb(m, k)) - Fraction(comb(a, k), comb(n, k)))
+        before, after = champion.passed(task) if champion else [], candidate.passed(task)
+        if (k := min(len(before), len(after))) >= 2:
+            differences.append(Fraction(all(after[:k]) - all(before[:k])))
     if not differences:
         return Stage(
             name="stability", outcome=StageOutcome.NO_DATA, sentence="no task has two scored attempts of both: try each more often"
@@ -155,10 +167,14 @@ def regression(gate: Gate, pair: Pair | None) -> Stage:
     comparison = compare(champion, candidate, confidence=1 - 2 * gate.alpha)
     if not comparison.pairs:
         return Stage(name="regression", outcome=StageOutcome.NO_DATA, sentence="no task was scored for both", required=True)
-    kept, worse = comparison.interval.low > -gate.regression_margin, comparison.p_lower < gate.alpha
+    low, lowest = comparison.interval.low, _whole(pair, confidence=1 - 2 * gate.alpha).interval.low
+    near = low > -gate.regression_margin
+    kept = near and lowest > -gate.regression_margin
+    worse = not near and comparison.p_lower < gate.alpha
     outcome = StageOutcome.PASSED if kept else StageOutcome.FAILED if worse else StageOutcome.UNDECIDED
     verb = "is not worse" if kept else "is worse" if worse else "may be worse"
     told = tell(champion, candidate, comparison, confidence=1 - 2 * gate.alpha)
+    told += f", and it may have failed {UNSCORED}" if near and not kept else ""
     sentence = f"{candidate.name} {verb} by more than {gate.regression_margin:g} on the regression tasks: {told}"
     return Stage(name="regression", outcome=outcome, sentence=sentence, numbers=numbers_of(comparison))
 
@@ -192,6 +208,12 @@ def numbers_of(comparison: PairedComparison) -> dict[str, Number]:
 def compare(champion: Outcomes, candidate: Outcomes, confidence: float = 0.95) -> PairedComparison:
     """Over the tasks that both were scored on."""
     return compare_clustered(((champion.passed(task), candidate.passed(task)) for task in candidate.tasks), confidence)
+
+
+def _whole(pair: Pair, confidence: float = 0.95) -> PairedComparison:
+    """As if the candidate had failed wherever it was not scored."""
+    champion, candidate = pair
+    return compare(champion, candidate.failing_where_unscored(champion), confidence)
 
 
 def _dropped(champion: Outcomes, candidate: Outcomes, most: float) -> list[str]:

@@ -48,6 +48,8 @@ def decode_attempt(data: bytes | str | Mapping[str, Any], output_type: Any = Non
         record = dict(parse(data) if isinstance(data, bytes | str) else data)
         run, score = record.pop("run", None), record.pop("score", None)
         stop = StopReason(record.pop("stop_reason"))
+        if isinstance(record["index"], bool) or not isinstance(record["index"], int):
+            raise TypeError(f"its index is {record['index']!r:.40}")
         return AttemptResult(
             run=None if run is None else _run(run, output_type),
             score=None if score is None else Score(**_known(Score, score)),

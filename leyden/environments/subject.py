@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,12 @@ from leyden.types import LLM, Rollout
 def fresh_ids() -> dict[str, str]:
     """Nobody has been called so before: nothing that is remembered by session or user is found again."""
     return {"session_id": f"session-{secrets.token_hex(16)}", "user_id": f"user-{secrets.token_hex(16)}"}
+
+
+def cancelled_by_others() -> bool:
+    """Whoever runs this task has cancelled it. A ``CancelledError`` without that is the agent's own, and is a failure like any other."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 @dataclass

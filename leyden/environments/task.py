@@ -77,19 +77,26 @@ def resolve_ids(tasks: Iterable[Task]) -> tuple[Task, ...]:
     return resolved
 
 
+def is_id(value: Any) -> bool:
+    """None or a text that is not empty and can be written down: half a character cannot."""
+    if not isinstance(value, str):
+        return value is None
+    return value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def _task(cls: type[Task], line: str, where: str) -> Task:
     try:
-        row = json.loads(line, object_pairs_hook=_no_key_twice)
+        row = json.loads(line, object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: {_reason(error)}", "each line is one JSON object") from None
     if not isinstance(row, dict):
         raise UsageError(f"{where}: a {type(row).__name__}, not an object", 'write {"input": …, "expected": …} on each line')
     if unknown := sorted(set(row) - set(_KEYS)):
-        raise UsageError(f"{where}: unknown key {unknown[0]!r}", f"a task has the keys {', '.join(_KEYS)}; put others into metadata")
+        raise UsageError(f"{where}: unknown key {unknown[0]!r:.80}", f"a task has the keys {', '.join(_KEYS)}; put others into metadata")
     if "input" not in row:
         raise UsageError(f"{where}: no `input`", 'write {"input": …, "expected": …} on each line')
-    if not isinstance(row.get("id"), str | None) or row.get("id") == "":
-        raise UsageError(f"{where}: `id` is {json.dumps(row['id'])}", "an id is a text, or is left out")
+    if not is_id(row.get("id")):
+        raise UsageError(f"{where}: `id` is {json.dumps(row['id'])[:40]}", "an id is a text of whole characters, or is left out")
     if not isinstance(row.get("metadata", {}), dict):
         raise UsageError(f"{where}: `metadata` is {json.dumps(row['metadata'])[:40]}", "metadata is an object, or is left out")
     return cls(**row)
@@ -99,9 +106,13 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} is given twice")
+            raise ValueError(f"the key {key!r:.80} is given twice")
         found[key] = value
     return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"not JSON: {name}")
 
 
 def _reason(error: Exception) -> str:

@@ -18,6 +18,17 @@ def is_async(call: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
+def takes(call: Callable[..., Any], arguments: int) -> bool:
+    """It can be called with so many, in order. A builtin without a signature may be."""
+    try:
+        inspect.signature(call).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
 async def in_thread(call: Callable[[], T], name: str) -> T:
     """In a daemon thread of its own: the loop's executor has few, and its threads keep the process from ending. Raises what it raises.
 

@@ -10,7 +10,7 @@ from typing import Any
 from leyden.environments.attempt import AttemptResult, StopReason
 from leyden.environments.output import RunStatus
 from leyden.environments.score import Score, Scorer
-from leyden.environments.subject import AttemptContext, Subject
+from leyden.environments.subject import AttemptContext, Subject, cancelled_by_others
 from leyden.environments.task import Task
 from leyden.runners.failures import classify, describe
 from leyden.types import FailureKind
@@ -90,8 +90,7 @@ async def _run_and_score(subject: Subject, scorer: Scorer, task: Task, context: 
         if not isinstance(score, Score):
             raise TypeError(f"a scorer returns a Score, not {type(score).__name__}")
     except BaseException as error:
-        mine = asyncio.current_task()
-        if isinstance(error, KeyboardInterrupt | GeneratorExit) or (mine is not None and mine.cancelling()):
+        if isinstance(error, KeyboardInterrupt | GeneratorExit) or cancelled_by_others():
             raise
         raise _ScorerFailed from error
     return score

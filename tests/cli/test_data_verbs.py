@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ import leyden.cli
 from leyden.environments.evaldir import EvalDir
 from leyden.environments.exports.sidecar import read_sidecar
 from leyden.environments.pools import Pools
-from leyden.environments.rescore import rescore, result_path, store_of
+from leyden.environments.rescore import arescore, record, rescore, result_path, store_of
 from leyden.environments.results import EnvironmentRunResult, TaskResult
 from leyden.environments.run import run_rollouts
 from leyden.environments.task import Task
+from leyden.errors import Conflict
 
 ROOM = str(Path(sums_room.__file__))
 
@@ -49,7 +51,7 @@ def leyden_(evals, capsys, monkeypatch):
 def test_export_prints_the_path_and_counts_the_rest(leyden_, evals, tmp_path):
     status, out, err = leyden_("export", "@latest", "--learning-zone", "--out", tmp_path / "t.jsonl")
     assert (status, out) == (0, f"{tmp_path / 't.jsonl'}\n")
-    assert "2 rows of 2 attempts" in err and "2 skipped failed" in err and "2 redacted: email" in err
+    assert "2 rows of 2 of 4 scored attempts" in err and "2 skipped failed" in err and "2 redacted: email" in err
     told = read_sidecar(tmp_path / "t.jsonl")
     assert [line["task_id"] for line in told["lines"]] == ["mixed", "mixed"] and told["env"]["selection"] == "learning_zone"
     (run,) = EvalDir.all(evals)
@@ -90,6 +92,7 @@ def test_a_dry_run_and_an_empty_export_leave_no_file(leyden_, tmp_path):
         (("@latest", "--limit", "0"), "limit is 0"),
         (("@latest", "--format", "tokens", "--out", "t.jsonl"), "neither .parquet nor .arrow"),
         (("@latest", "--scored-by", "nobody"), "has no result scored by nobody"),
+        (("evals/latest/result.jsonl", "--scored-by", "nobody"), "is a file, with the scores that it has"),
     ],
 )
 def test_bad_use_is_two_lines(leyden_, args, message):
@@ -153,6 +156,10 @@ def test_a_scorer_that_varies_needs_a_name_for_each_round(leyden_):
         ((f"{ROOM}:env",), "is no scorer but a Environment"),
         ((f"{ROOM}:moody", "--only", "bad"), "--only 'bad' says nothing"),
         ((f"{ROOM}:moody", "--task", "none"), "there is no task 'none'"),
+        ((f"{ROOM}:typed",), "the scorer raised at every attempt"),
+        ((f"{ROOM}:passes_all", "--as", "agent"), "no scores can be recorded under 'agent'"),
+        ((f"{ROOM}:passes_all", "--as", "x" * 129), "no scores can be recorded under"),
+        ((f"{ROOM}:passes_all", "--as", ""), "no scores can be recorded under"),
     ],
 )
 def test_a_scorer_that_is_none_is_refused(leyden_, args, message):
@@ -160,9 +167,34 @@ def test_a_scorer_that_is_none_is_refused(leyden_, args, message):
     assert status == 2 and out == "" and message in err
 
 
-def test_typed_answers_are_judged_as_what_they_were(evals, tmp_path):
-    from dataclasses import replace
+def test_an_attempt_that_has_not_ended_is_not_scored_again(tmp_path):
+    from leyden.server.interface import open_store
+    from leyden.types import NewRollout, Reward
 
+    async def go():
+        store = await open_store(tmp_path / "store.db")
+        try:
+            await store.enqueue([NewRollout(input="a"), NewRollout(input="b")])
+            first, second = [(await store.claim("w"))[0] for _ in range(2)]
+            await store.complete(first.ref, [Reward(value=1.0, source="v1")])
+            places = [(first.ref.rollout_id, 1), (first.ref.rollout_id, None), (None, None), (second.ref.rollout_id, 1)]
+            made = [replace(answered, index=n, rollout_id=rollout, attempt=number) for n, (rollout, number) in enumerate(places)]
+            tried = replace(EnvironmentRunResult.load(result), task_results=(TaskResult(Task("a", None, "t"), tuple(made)),))
+            found = await arescore(tried, sums_room.passes_all)
+            with pytest.raises(Conflict, match=r"t/3: attempt 1 of .* has not ended") as refused:
+                await record(store, found)
+            assert "--as" not in refused.value.hint
+            return [reward.source for reward in await store.list_rewards([first.ref.rollout_id]) if reward.name == "reward"]
+        finally:
+            await store.close()
+
+    result = tmp_path / "result.jsonl"
+    run_rollouts(sums_room.env, k=1, concurrency=1, evals=tmp_path / "evals", quiet=True).save(result)
+    answered = next(one for _, one in EnvironmentRunResult.load(result).attempts() if one.score)
+    assert asyncio.run(go()) == ["v1", sums_room.passes_all.digest()]
+
+
+def test_typed_answers_are_judged_as_what_they_were(evals, tmp_path):
     (run,) = EvalDir.all(evals)
     task, made = next(EnvironmentRunResult.load(run.result).attempts())
     typed = replace(made, run=replace(made.run, content=sums_room.Answer(number=7)))
@@ -187,6 +219,12 @@ def test_pools_check_answers_with_its_exit_status(leyden_, tmp_path):
     assert status == 1 and json.loads(out)["leaks"][0]["eval_text"] == "What is the sum of 12 and 34?"
     status, _, err = leyden_("pools", "check")
     assert status == 2 and "which pools?" in err
+    held.write_text("")
+    status, _, err = leyden_("pools", "check", "--train", train, "--eval", held)
+    assert status == 2 and "holds no evaluation task" in err
+    assert leyden_("pools", "make", tmp_path / "only", "--train", train)[0] == 0
+    status, _, err = leyden_("pools", "check", tmp_path / "only")
+    assert status == 2 and "nothing to check against" in err
 
 
 def test_pools_are_listed_and_a_dev_task_moves(leyden_, tmp_path):

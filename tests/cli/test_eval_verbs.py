@@ -15,6 +15,8 @@ import pytest
 
 from leyden import cli
 from leyden.environments.evaldir import EvalDir
+from leyden.errors import Unavailable, UsageError
+from leyden.server.client import StoreClient
 
 AGENTS = Path(__file__).parents[1] / "environments" / "run_agents.py"
 
@@ -70,9 +72,11 @@ def test_a_dry_run_starts_nothing(evals: Path, capsys: pytest.CaptureFixture[str
         ([f"{AGENTS}:easy", "-k", "0"], "k is a whole number from 1 on, not 0"),
         ([f"{AGENTS}:easy", "--tasks", "t9"], "no task 't9'"),
         ([f"{AGENTS}:easy", "--base-url", "http://127.0.0.1:1/v1"], "belong together"),
+        ([f"{AGENTS}:easy", "--base-url", "http://127.0.0.1:1/v1", "--served-model", "m", "--api-key-env", "NOT_SET"], "has no NOT_SET"),
         ([f"{AGENTS}:easy", "--model", "nowhere"], "nowhere"),
         (["--resume", "@latest"], "no eval '@latest'"),
         (["--resume", "@latest", "--tasks", "t1"], "goes on as it was begun"),
+        (["--resume", "@latest", "-k", "4"], "goes on as it was begun"),
         (["--show", "2026"], "no eval '2026'"),
     ],
 )
@@ -80,6 +84,50 @@ def test_what_is_wrong_is_one_line_and_a_hint(evals: Path, capsys: pytest.Captur
     assert leyden("eval", *args) == 2
     _, err = read(capsys)
     assert said in err.splitlines()[0] and err.splitlines()[1].startswith("hint: ") and len(err.splitlines()) == 2
+
+
+def test_a_source_is_imported_once_and_before_anything_else_is_begun(
+    evals: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def refuse(source: str, directory: Path, **_: Any) -> None:
+        asked.append((source, directory))
+        raise UsageError("no network today", "try again")
+
+    monkeypatch.setattr("leyden.models.importer.import_in_child", refuse)
+    monkeypatch.setattr("leyden.models.engines.choose", lambda config: "an engine")
+    assert leyden("eval", f"{AGENTS}:easy", "--model", "smollm2", "--dry-run", "--json") == 0
+    assert json.loads(read(capsys)[0])["model"] == "smollm2" and not asked
+    assert leyden("eval", f"{AGENTS}:easy", "-k", "0", "--model", "smollm2") == 2
+    assert not asked, "k is looked at before a model is fetched"
+    assert leyden("eval", f"{AGENTS}:easy", "--model", "smollm2") == 2
+    assert asked == [("smollm2", evals.parent / "models" / "smollm2")] and "import smollm2 into" in read(capsys)[1]
+    assert EvalDir.all(evals) == []
+
+
+def test_a_store_that_is_not_there_leaves_no_eval_behind(
+    evals: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(store: StoreClient) -> None:
+        raise Unavailable("the store does not answer", "start it")
+
+    monkeypatch.setattr(StoreClient, "list_queues", away)
+    assert leyden("eval", f"{AGENTS}:easy", "--store", "http://127.0.0.1:9") == 3
+    assert "does not answer" in read(capsys)[1] and not evals.exists()
+    assert leyden("eval", f"{AGENTS}:easy", "--store", "http://127.0.0.1:9", "--timeout", "5") == 2
+
+
+def test_a_damaged_eval_is_listed_and_hides_no_other(evals: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert leyden("eval", f"{AGENTS}:easy", "-k", "1") == 0
+    for name, text in (("20990101", "{"), ("20990102", '{"k": 3}')):
+        (evals / name).mkdir()
+        (evals / name / "eval.json").write_text(text)
+    read(capsys)
+    assert leyden("eval", "--list") == 0
+    assert [line.split("\t")[3] for line in read(capsys)[0].splitlines()] == ["finished", "damaged", "damaged"]
+    assert leyden("eval", f"{AGENTS}:easy", "--resume", "20990102") == 2
+    assert "env_name is missing" in read(capsys)[1]
 
 
 def test_a_run_that_could_not_be_scored_is_no_success(evals: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,14 @@ def test_what_is_asked_stands_in_a_file(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("alpha = 2", "alpha: Input should be"), ("alfa = 0.1", "alfa: Extra inputs"), ("alpha =", "is no TOML"), (None, "no gate at")],
+    [
+        ("alpha = 2", "alpha: Input should be"),
+        ("alfa = 0.1", "alfa: there is no such setting\nhint: did you mean alpha?"),
+        ("alpha =", "is no TOML"),
+        (None, "no gate at"),
+        ("[budgets.tokens]\nration = 2", "budgets.tokens.ration: there is no such setting\nhint: did you mean ratio?"),
+        ("[safety]\nsafety = nan", "safety.safety: Input should be a finite number\nhint: it may hold alpha"),
+    ],
 )
 def test_a_bad_file_is_one_line_and_a_hint(tmp_path, capsys, old, text, said):
     config = tmp_path / "gate.toml"
@@ -108,6 +115,9 @@ def test_junit_has_a_case_for_each_stage_and_each_task(tmp_path, capsys, old):
     assert cases["leyden.gate.task", "t39"].find("skipped") is not None
 
     assert gate(capsys, new, old, "--junit", junit, "--max-drop", 0.5)[0] == 1
+    assert gate(capsys, old, old, "--junit", junit, "--allow-undecided")[0] == 0
+    assert ElementTree.parse(junit).getroot().get("failures") == "0"
+    assert gate(capsys, new, old, "--junit", junit, "--max-drop", 0.5)[0] == 1
     suite = ElementTree.parse(junit).getroot()
     failed = {case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None}
     assert failed == {"pass rate", *(f"t{i}" for i in range(15, 30))}
@@ -131,6 +141,20 @@ def test_regression_results_are_compared_as_well(tmp_path, capsys, old):
     status, out, _ = gate(capsys, old, new, "--regression", before, after)
     assert status == 1
     assert "reject: regression: g1 is worse by more than 0.05 on the regression tasks: 0.95 → 0.60" in out
+
+
+def test_a_verdict_names_evals_by_their_whole_id(tmp_path, capsys):
+    ids = "20261130-0101-aa", "20261130-0202-bb"
+    for number, name in enumerate(ids):
+        directory = tmp_path / "evals" / name
+        directory.mkdir(parents=True)
+        (directory / "eval.json").write_text("{}")
+        path = saved(directory / "result.jsonl", 5 + 25 * number)
+        EnvironmentRunResult(**{**vars(EnvironmentRunResult.load(path)), "run_id": name}).save(path)
+    (tmp_path / "evals" / "latest").symlink_to(ids[1])
+    status, out, _ = gate(capsys, "20261130-0101", "@latest", "--evals", tmp_path / "evals", "--json")
+    assert status == 0, out
+    assert (json.loads(out)["champion"], json.loads(out)["candidate"]) == ids
 
 
 def test_results_of_two_environments_are_not_compared(tmp_path, capsys, old):

@@ -42,6 +42,8 @@ class ModelStub:
         self.answer = answer
         self.bodies: list[bytes] = []
         self.headers: list[Any] = []  # found by name in any case
+        self.raw: tuple[int, bytes, dict[str, str]] | None = None  # instead of an answer: status, body, headers
+        self.cookie: str | None = None  # set with every answer
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -51,6 +53,9 @@ class ModelStub:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.bodies.append(body)
                 outer.headers.append(self.headers)
+                if outer.raw is not None:
+                    self._send_raw(*outer.raw)
+                    return
                 message = outer.answer(json.loads(body))
                 if isinstance(message, int):
                     self._send(message, {"error": {"message": "scripted failure"}})
@@ -67,9 +72,13 @@ class ModelStub:
                 )
 
             def _send(self, status: int, body: dict[str, Any]) -> None:
-                data = json.dumps(body).encode()
+                cookie = {"Set-Cookie": outer.cookie} if outer.cookie else {}
+                self._send_raw(status, json.dumps(body).encode(), {"Content-Type": "application/json", **cookie})
+
+            def _send_raw(self, status: int, data: bytes, headers: dict[str, str]) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                for name, value in headers.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)

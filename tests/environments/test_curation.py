@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -59,6 +60,14 @@ def test_quotas_hold_and_what_a_value_cannot_fill_stays_empty():
     assert sample(TASKS, 9, Coverage("level"), 0).manifest["counts"]["drawn"] == {"easy": 5, "hard": 4}
     with pytest.raises(UsageError, match="over 1 together"):
         Coverage("level", {"hard": 0.75, "easy": 0.5})
+
+
+def test_what_no_task_can_meet_is_refused():
+    for make in (lambda: SuccessBand(0.8, 0.2), lambda: SuccessBand(float("nan")), lambda: Coverage("level", {"hard": float("nan")})):
+        with pytest.raises(UsageError):
+            make()
+    with pytest.raises(UsageError, match="two tasks have one id"):
+        sample([Task("a", id="x"), Task("b", id="x")], 2, Uniform(), 0)
 
 
 def test_failures_come_first_and_what_always_passes_last():
@@ -145,16 +154,29 @@ def test_rules_are_read_from_a_file_and_decide_in_its_order(tmp_path):
     "text, message",
     [
         ("[[rule]]\nname = 'x'\nto = 'sfd'", "x: it goes to 'sfd'"),
-        ("[[rule]]\nto = 'sft'\nwhen = { pased = true }", "rule 1.*no fact 'pased'"),
+        ("[[rule]]\nto = 'sft'\nwhen = { pased = true }", "rule 1.*no fact 'pased'.*did you mean passed"),
         ("[[rule]]\nto = 'sft'\nwhen = { value = '> much' }", "'> much' is no condition"),
-        ("x = 1", "holds no rule"),
+        ("", "holds no rule"),
+        ("[[rul]]\nto = 'sft'", "no key 'rul'.*did you mean rule"),
+        ("rule = 3", "holds no rule"),
+        ("rule = ['sft']", "holds no rule"),
+        ("[[rule]]\nto = 'sft'\nwhn = {}", "no key 'whn'.*did you mean when"),
+        ("[[rule]]\nto = 'sft'\nwhen = 3", "`when` a table"),
         ("[[rule", "cannot read rules"),
     ],
 )
 def test_a_bad_rule_is_named(tmp_path, text, message):
     (tmp_path / "rules.toml").write_text(text)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError) as found:
         read_rules(tmp_path / "rules.toml")
+    assert re.search(message, f"{found.value} {found.value.hint}")
+
+
+def test_a_condition_that_is_not_holds_for_no_unknown_fact_and_knows_numbers_and_truth():
+    rule = Rule("x", Destination.SFT, {"error_type": "!= McpError"})
+    assert rule.holds({"error_type": "KeyError"}) and not rule.holds({"error_type": None}) and not rule.holds({"error_type": "McpError"})
+    assert not Rule("x", Destination.SFT, {"tool_calls": "!= 2.0"}).holds({"tool_calls": 2})
+    assert not Rule("x", Destination.SFT, {"passed": "!= true"}).holds({"passed": True})
 
 
 def test_the_default_rules_have_names_of_their_own_and_end_in_one_that_always_holds():
@@ -202,6 +224,8 @@ class Lenient:
     async def ascore(self, run, expected=None):
         if run.content == "crash":
             raise ValueError("no idea")
+        if run.content == "bool":
+            return True
         return Score(float(any(map(str.isdigit, run.content))), any(map(str.isdigit, run.content)), reason="a digit")
 
 
@@ -215,6 +239,8 @@ def test_a_scorer_is_held_against_people():
     assert found.intervals["false_positive_rate"].low == pytest.approx(0.2077, abs=1e-3)
     assert "passes 2 of 3 bad answers" in str(found) and "1 raised errors" in str(found)
     assert asyncio.run(acalibrate(Lenient(), known[-1:])).agreement is None
+    odd = asyncio.run(acalibrate(Lenient(), [Labelled(text_run(answer="bool"), None, True, "odd")]))
+    assert odd.errors == {"odd": "TypeError: a scorer gives a Score, not bool"}
 
 
 def test_labels_are_of_attempts_that_have_an_answer():

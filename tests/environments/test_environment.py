@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -33,6 +34,11 @@ class NoDigest:
         return Score(1.0, True)
 
 
+class TakesNoExpected:
+    async def ascore(self, run: RunOutput) -> Score:
+        return Score(1.0, True)
+
+
 class SyncScorer:
     def ascore(self, run: RunOutput, expected: Any = None) -> Score:
         return Score(1.0, True)
@@ -48,6 +54,9 @@ class SyncScorer:
         ({"tasks": Task("a")}, "sequence of Task, not Task"),
         ({"tasks": [Task("a"), "b"]}, r"tasks\[1\] is a str, not a Task"),
         ({"tasks": [Task("a", id=4)]}, r"the id of tasks\[0\] is 4"),
+        ({"tasks": [Task("a", id="\ud800")]}, r"the id of tasks\[0\] is"),
+        ({"tasks": [Task(threading.Lock())]}, "task 't1' cannot be copied"),
+        ({"tasks": [Task("a", expected=(n for n in ""))]}, "task 't1' cannot be copied"),
         ({"tasks": [Task("a", metadata=None)]}, r"the metadata of tasks\[0\] is a NoneType"),
         ({"tasks": [Task("a", id="x"), Task("b", id="x")]}, "both called 'x'"),
         ({"tasks": [Task("a", id="t2"), Task("b")]}, "both called 't2'"),
@@ -56,6 +65,7 @@ class SyncScorer:
         ({"scorer": "exact"}, "has a method ascore, and a str has none"),
         ({"scorer": Constant}, "the scorer is the class Constant, not an instance"),
         ({"scorer": SyncScorer()}, "ascore is not async"),
+        ({"scorer": TakesNoExpected()}, r"TakesNoExpected.ascore does not take \(run, expected\)"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
         ({"timeout_seconds": -1}, "timeout_seconds"),
         ({"timeout_seconds": "x"}, "timeout_seconds"),
@@ -77,6 +87,19 @@ def test_what_an_environment_is_made_of_is_checked_when_it_is_made(changes: dict
     with pytest.raises(UsageError, match=said) as raised:
         make(**changes)
     assert raised.value.hint
+
+
+def judge(run: RunOutput, expected: Any) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"), [({"scorer": judge}, "write scorer=CodeScorer(judge)"), ({"tasks": "tasks.jsonl"}, "Task.from_jsonl")]
+)
+def test_the_hint_says_what_was_forgotten(changes: dict[str, Any], hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        make(**changes)
+    assert raised.value.hint and hint in raised.value.hint
 
 
 @pytest.mark.parametrize("seconds", [None, 1, 0.5])

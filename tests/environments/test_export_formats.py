@@ -12,11 +12,13 @@ from attempts_for_tests import CALCULATOR, answers, attempt, result, text_run, t
 from leyden.environments.exports.chat import to_chat_jsonl
 from leyden.environments.exports.grouped import to_grouped_jsonl
 from leyden.environments.exports.kto import to_kto_jsonl
+from leyden.environments.exports.options import ExportOptions
 from leyden.environments.exports.outcome import Outcome
 from leyden.environments.exports.preference import to_preference_jsonl
 from leyden.environments.exports.registry import FORMATS, format_named
 from leyden.environments.exports.sharegpt import to_sharegpt_jsonl
 from leyden.environments.exports.sidecar import read_sidecar
+from leyden.environments.exports.writer import write_export
 from leyden.environments.output import RunStatus, ToolCall
 from leyden.errors import UsageError
 
@@ -45,7 +47,7 @@ OTHER = {"type": "function", "function": {"name": "other"}}
 AMBIGUOUS = {
     "the tools on offer are not known": lambda run: replace(run, tool_schemas=()),
     "a tool was called that was not on offer": lambda run: replace(run, tool_schemas=(OTHER,)),
-    "a tool on offer has no name": lambda run: replace(run, tool_schemas=({"type": "web_search"}, CALCULATOR)),
+    "a tool on offer is no function with a name": lambda run: replace(run, tool_schemas=({"type": "web_search"}, CALCULATOR)),
     "a call without its result": lambda run: with_messages(run, lambda messages: messages.pop(3)),
     "a result without its call": lambda run: with_messages(run, lambda messages: messages[3].update(tool_call_id="c9")),
     "a result names no call": lambda run: with_messages(run, lambda messages: messages[3].pop("tool_call_id")),
@@ -54,6 +56,8 @@ AMBIGUOUS = {
     "a call has no id or no name": lambda run: with_messages(run, lambda m: m[2].update(tool_calls=[{"function": {"name": "calculate"}}])),
     "a tool ran of which no message tells": lambda run: replace(run, tools=(*run.tools, ToolCall("calculate", {}, call_id="c7"))),
     "it waits for an approval": lambda run: replace(run, status=RunStatus.PAUSED),
+    "a message is no object": lambda run: replace(run, messages=("hello", *run.messages)),
+    "its tool calls are no list": lambda run: with_messages(run, lambda m: m[2].update(tool_calls="calculate")),
     "a call's arguments are no JSON object": lambda run: with_messages(
         run, lambda m: m[2].update(tool_calls=[{"id": "c1", "function": {"name": "calculate", "arguments": "12 * 34"}}])
     ),
@@ -71,14 +75,37 @@ def test_an_ambiguous_trace_is_refused_with_a_reason(tmp_path, reason):
 
 def test_arguments_stay_json_when_something_in_them_is_redacted(tmp_path):
     def change(messages):
-        messages[2]["tool_calls"] = [
-            {"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": '{"card": 4111111111111111, "n": 12}'}}
-        ]
+        arguments = ' {"card": 4111111111111111, "n": 1e400, "ann@example.org": 1.10}'
+        messages[2]["tool_calls"] = [{"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": arguments}}]
 
     report = to_chat_jsonl(result([attempt(run=with_messages(tool_run(), change))]), tmp_path / "t.jsonl")
     (row,) = rows(tmp_path / "t.jsonl")
-    assert json.loads(row["messages"][2]["tool_calls"][0]["function"]["arguments"]) == {"card": "[CARD]", "n": 12}
-    assert report.redacted == {"card": 1}
+    assert row["messages"][2]["tool_calls"][0]["function"]["arguments"] == ' {"card": "[CARD]", "n": 1e400, "[EMAIL]": 1.10}'
+    assert report.redacted == {"card": 1, "email": 1}
+
+
+@pytest.mark.parametrize("arguments", ["{" + '"a": {' * 5000 + "}" * 5001, '{"a": NaN}', "[1]", None])
+def test_arguments_that_are_no_object_for_every_reader_are_refused(tmp_path, arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": arguments}}
+    broken = with_messages(tool_run(), lambda messages: messages[2].update(tool_calls=[call]))
+    no_call = with_messages(tool_run(), lambda messages: messages[2].update(tool_calls=[None]))
+    for make in (to_chat_jsonl, to_sharegpt_jsonl):
+        report = make(result([attempt(run=broken), attempt(1, run=no_call), attempt(2)]), tmp_path / "t.jsonl")
+        assert (report.rows, report.counts[Outcome.SKIPPED_AMBIGUOUS]) == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["chat", "kto", "sharegpt"])
+def test_a_tool_on_offer_that_is_no_function_is_a_counted_skip_even_if_nobody_calls_it(tmp_path, name):
+    tried = result([attempt(run=text_run(tool_schemas=({"type": "web_search"},))), attempt(1)])
+    assert write_export(tried, tmp_path / "t.jsonl", FORMATS[name], ExportOptions()).refused == {
+        "a tool on offer is no function with a name": 1
+    }
+
+
+def test_two_answers_that_redaction_makes_one_are_a_counted_skip(tmp_path):
+    same = [attempt(0, True, text_run(answer="ask ann@example.org")), attempt(1, False, text_run(answer="ask bob@example.org"))]
+    report = to_preference_jsonl(result(same, answers(True, False)), tmp_path / "t.jsonl")
+    assert report.rows == 1 and report.refused == {"after redaction: nothing is preferred": 2} and report.n_candidates == 4
 
 
 def test_a_pair_is_a_pass_and_a_failure_at_one_prompt_and_each_is_used_once(tmp_path):

@@ -1,6 +1,7 @@
 import asyncio
 import hashlib
 import json
+import os
 import sys
 import weakref
 from dataclasses import replace
@@ -175,6 +176,23 @@ def test_an_empty_export_leaves_nothing_not_even_what_lay_there(tmp_path):
         read_sidecar(path)
 
 
+def test_an_empty_export_leaves_a_file_that_is_nobody_s_export_alone(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    report = to_sft_jsonl(result([attempt(0, False)]), path)
+    assert path.read_text() == "mine" and "lies there still" in report.warnings[0] and list(tmp_path.iterdir()) == [path]
+
+
+def test_links_and_devices_are_not_renamed_over(tmp_path):
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "else.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link.jsonl", "pipe"):
+        for passed in (True, False):
+            with pytest.raises(UsageError, match="is a link or a device"):
+                to_sft_jsonl(result([attempt(0, passed)]), tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.jsonl", "pipe"]
+
+
 def test_a_dry_run_counts_and_touches_nothing(tmp_path):
     path = tmp_path / "t.jsonl"
     to_sft_jsonl(result([attempt()]), path)
@@ -203,6 +221,8 @@ def test_bad_input_is_said_in_one_line(tmp_path):
         to_sft_jsonl(tried, tmp_path / "t.jsonl", profile="tinkr")
     with pytest.raises(UsageError, match="limit is 0"):
         to_sft_jsonl(tried, tmp_path / "t.jsonl", limit=0)
+    with pytest.raises(UsageError, match="min_value is nan"):
+        to_sft_jsonl(tried, tmp_path / "t.jsonl", min_value=float("nan"))
     with pytest.raises(NotFound, match="no result at"):
         to_sft_jsonl(tmp_path / "none.jsonl", tmp_path / "t.jsonl")
     (tmp_path / "file").write_text("")

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from agents import Agent, AgentOutputSchema, ModelSettings, OpenAIChatCompletionsModel, WebSearchTool, function_tool, handoff
+from agents import (
+    Agent,
+    AgentOutputSchema,
+    HostedMCPTool,
+    InputGuardrail,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OutputGuardrail,
+    WebSearchTool,
+    function_tool,
+    handoff,
+)
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from tell_tales import frozen, make_agent
@@ -42,12 +53,12 @@ class Other(Constant):
         return "other"
 
 
-def tool(doc: str = "Add.", name: str = "add") -> Any:
+def tool(doc: str = "Add.", name: str = "add", **options: Any) -> Any:
     def add(a: int, b: int) -> int:
         return a + b
 
     add.__doc__ = doc
-    return function_tool(add, name_override=name)
+    return function_tool(add, name_override=name, **options)
 
 
 @functools.cache  # making one takes 30 ms
@@ -106,12 +117,19 @@ ENV_EDITS = {
         {"agent": agent(tools=[tool(), WebSearchTool()])},
         {"agent": agent(model_settings=ModelSettings(tool_choice="required"))},
         {"agent": agent(tool_use_behavior="stop_on_first_tool")},
+        {"agent": agent(reset_tool_choice=False)},
+        {"agent": agent(tools=[tool(is_enabled=False)])},
+        {"agent": agent(tools=[tool(needs_approval=True)])},
+        {"agent": agent(tools=[tool(failure_error_function=lambda context, error: "oh")])},
         {"agent": agent(mcp_config={"convert_schemas_to_strict": True})},
     ],
     "prompt": [{"agent": agent(instructions="Be kind.")}, {"agent": agent(instructions=None)}, {"agent": agent(instructions=instruct)}],
     "output_schema": [{"agent": agent(output_type=City)}, {"agent": agent(output_type=Town)}],
     "handoffs": [],
-    "guardrails": [],
+    "guardrails": [
+        {"agent": agent(input_guardrails=[InputGuardrail(instruct)])},
+        {"agent": agent(output_guardrails=[OutputGuardrail(instruct)])},
+    ],
     "max_turns": [{"agent": AgentsSDK(agent(), max_turns=3)}],
 }
 
@@ -127,7 +145,8 @@ def test_16_24_an_edit_of_the_question_flips_its_component_of_the_environment_al
 def test_24_schemas_prompts_and_handoffs_are_told_apart_from_each_other() -> None:
     outputs = [None, City, Town, AgentOutputSchema(City, strict_json_schema=False)]
     prompts = [instruct, instruct_otherwise, "Be exact."]
-    handoffs = [[], [B], [handoff(B, tool_name_override="to_b")], [handoff(B, input_filter=lambda data: data)]]
+    handoffs = [[], [B], [handoff(B, tool_name_override="to_b")], [handoff(B, input_filter=lambda data: data)],
+                [handoff(B, is_enabled=False)]]  # fmt: skip
     for name, values in (("output_type", outputs), ("instructions", prompts), ("handoffs", handoffs)):
         digests = [env(agent=agent(**{name: value})).env_fingerprint().digest for value in values]
         assert None not in digests and len(set(digests)) == len(values), name
@@ -148,10 +167,55 @@ def test_16_17_an_edit_of_the_model_flips_its_component_of_the_policy_alone(comp
     assert base.env_matches(other)
 
 
+def using(**changes: Any) -> Any:
+    """A factory of an agent with another one as its tool."""
+    return lambda: agent(tools=[agent(name="inner", **changes).as_tool("inner", "Asks.")])
+
+
+def test_16_the_agents_used_as_tools_count_as_well() -> None:
+    base, told, other = env(agent=using()), env(agent=using(instructions="Be kind.")), env(agent=using(model=model("n")))
+    assert base.env_fingerprint().difference(told.env_fingerprint()) == ("prompt",)
+    assert base.policy_fingerprint().difference(other.policy_fingerprint()) == ("model",)
+    assert base.env_matches(env(agent=using())) and base.env_matches(other)
+
+
+def test_16_a_name_of_a_model_is_known_with_where_it_would_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    taken = []
+    for place in ("http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"):
+        monkeypatch.setenv("OPENAI_BASE_URL", place)
+        taken.append(env(agent=agent(model="gpt-x")).policy_fingerprint())
+    assert taken[0].difference(taken[1]) == ("endpoint",)
+
+
+def test_an_agent_that_was_changed_since_is_known_as_it_is() -> None:
+    held = agent()
+    environment = env(agent=held)
+    before, held.instructions = environment.env_fingerprint(), "Be kind."
+    assert before.difference(environment.env_fingerprint()) == ("prompt",)
+
+
+def test_an_endpoint_whose_model_comes_with_the_run_equals_none() -> None:
+    taken = env(agent=Endpoint()).policy_fingerprint()
+    assert taken.digest is None and taken.components == {"model": None}
+
+
+def mcp(**config: Any) -> Agent[Any]:
+    return agent(tools=[HostedMCPTool(tool_config={"type": "mcp", "server_label": "s", "require_approval": "never", **config})])
+
+
+def test_65_the_key_to_a_server_of_the_providers_is_not_in_the_question() -> None:
+    secret = {"server_url": "http://me:pass@x/mcp?api_key=k", "authorization": "Bearer x", "headers": {"x-who": "me"}}
+    assert env(agent=mcp(server_url="http://x/mcp")).env_matches(env(agent=mcp(**secret)))
+    assert not env(agent=mcp(server_url="http://x/mcp")).env_matches(env(agent=mcp(server_url="http://y/mcp")))
+
+
 @pytest.mark.parametrize(
     "same",
     [
         agent(model=model(key="another")),
+        agent(model=model(url="http://127.0.0.1:1/v1?api-key=secret")),
+        agent(model_settings=ModelSettings(extra_args={"api_key": "x"})),
         agent(model_settings=ModelSettings(extra_headers={"authorization": "Bearer x"})),
         agent(model_settings=ModelSettings(extra_body={"api_key": "x"})),
         agent(model=model(url="http://someone:secret@127.0.0.1:1/v1/")),
@@ -178,9 +242,13 @@ def test_38_another_model_for_the_run_flips_the_policy_and_not_the_environment()
     base, llm = env(), LLM(endpoint="http://127.0.0.1:9/v1", model="other", sampling_parameters={"temperature": 0.2})
     assert base.policy_fingerprint().difference(base.policy_fingerprint(llm)) == ("endpoint", "model", "sampling")
     assert base.policy_fingerprint(llm).matches(base.policy_fingerprint(llm.model_copy(update={"api_key": "k"})))
-    same = {"endpoint": "http://someone:secret@127.0.0.1:9/v1/", "sampling_parameters": {"temperature": 0.2, "api_key": "k"}}
+    same = {
+        "endpoint": "http://someone:sec@ret@127.0.0.1:9/v1/?api-key=k",
+        "sampling_parameters": {"temperature": 0.2, "api_key": "k", "extra_headers": {"a": "b"}},
+    }
     assert base.policy_fingerprint(llm).matches(base.policy_fingerprint(llm.model_copy(update=same)))
-    for change in ({"model": "third"}, {"endpoint": "http://x/v1"}, {"sampling_parameters": {}}, {"checkpoint": "version_2"}):
+    for change in ({"model": "third"}, {"endpoint": "http://x/v1"}, {"sampling_parameters": {}}, {"checkpoint": "version_2"},
+                   {"endpoint": "http://127.0.0.1:9/v1?version=2"}):  # fmt: skip
         assert not base.policy_fingerprint(llm).matches(base.policy_fingerprint(llm.model_copy(update=change)))
 
 

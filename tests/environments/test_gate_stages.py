@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,11 @@ def test_one_unsafe_attempt_rejects_whatever_else_is_better():
     verdict = judge(safe, Outcomes("new", tasks, 200), gate)
     assert (verdict.decision, outcome(verdict, "safety")) == ("reject", StageOutcome.FAILED)
     assert "1 of 200 attempts have a safety below 1" in verdict.reason
+    # Wherever it was tried, and whether or not anybody could say that it passed.
+    unsafe = Outcomes("new", dict(good.tasks) | {"t5": (Outcome(None, {"safety": 0.0}),)}, 200)
+    assert judge(safe, unsafe, gate).decision is Decision.REJECT
+    assert judge(safe, good, gate, greedy=(safe, unsafe)).decision is Decision.REJECT
+    assert judge(safe, good, gate, regression=(safe, unsafe)).decision is Decision.REJECT
 
 
 def test_what_is_asked_and_was_not_measured_leaves_it_undecided_and_says_so():
@@ -128,7 +134,37 @@ def test_a_policy_that_ends_fewer_attempts_is_not_compared_with_one_that_ends_al
     verdict = judge(OLD, half("new"))
     assert (verdict.decision, outcome(verdict, "coverage")) == ("undecided", StageOutcome.UNDECIDED)
     assert judge(OLD, half("new"), Gate(min_coverage=0.9)).decision is Decision.REJECT
-    assert judge(OLD, half("new"), Gate(max_coverage_drop=0.6)).promote
+    verdict = judge(OLD, half("new"), Gate(max_coverage_drop=0.6))
+    assert (verdict.decision, outcome(verdict, "pass rate")) == ("undecided", StageOutcome.UNDECIDED)
+    assert "is better than old" in verdict.reason
+    assert "but only where it was scored: had it failed elsewhere, +0.00 on 200 tasks" in verdict.reason
+
+
+def test_what_a_candidate_leaves_out_is_not_won():
+    """Nine losses that nobody scored, or at tasks that it was not tried at, hide behind nine gains."""
+    old = policy("old", 190)
+    gains = {f"t{i}": (Outcome(True),) for i in range(190, 199)}
+    cut = {f"t{i}": (Outcome(None),) for i in range(9)}
+    verdict = judge(old, Outcomes("new", dict(old.tasks) | gains | cut, 200))
+    assert (verdict.decision, verdict.stage("coverage").outcome) == ("undecided", StageOutcome.PASSED)
+    left = {task: tried for task, tried in (dict(old.tasks) | gains).items() if task not in cut}
+    assert not judge(old, Outcomes("new", left, len(left))).promote
+    assert judge(old, Outcomes("new", dict(old.tasks) | gains, 200)).promote
+    # Nor is anything kept there: not what it was to keep greedily, nor on other tasks.
+    better = policy("new", 199)
+    worn = Outcomes("new", dict(old.tasks) | {f"t{i}": (Outcome(None),) for i in range(30)}, 200)
+    nothing = Outcomes("new", {task: (Outcome(None),) for task in old.tasks}, 200)
+    for stage in ("greedy", "regression"):
+        assert judge(old, better, **{stage: (old, nothing)}).decision is Decision.UNDECIDED
+        verdict = judge(old, better, Gate(), **{stage: (old, worn)})
+        assert (verdict.decision, outcome(verdict, stage)) == ("undecided", StageOutcome.UNDECIDED)
+        assert "failed where it was not scored" in verdict.reason
+
+
+def test_a_result_whose_attempts_were_stopped_by_what_came_out_promotes_nobody():
+    verdict = judge(policy("old", 100), replace(policy("new", 190), settled=3))
+    assert (verdict.decision, outcome(verdict, "coverage")) == ("undecided", StageOutcome.UNDECIDED)
+    assert "measure it again without --adaptive" in verdict.reason
 
 
 def test_bounds_alone_judge_one_result():
@@ -167,10 +203,12 @@ def test_a_result_of_an_environment_becomes_outcomes():
     assert (first.passed, first.tool_failed, first.tokens, first.tool_calls, first.seconds, first.cost) == (True, True, 10, 2, 2.0, 0.5)
     assert first.dimensions == {"safety": 1.0}
     assert (second.passed, second.tokens, second.tool_failed) == (None, None, None)
-    assert (outcomes.planned, outcomes.coverage, outcomes.pass_rate) == (4, 0.25, 1.0)
+    assert (outcomes.planned, outcomes.coverage, outcomes.pass_rate, outcomes.settled) == (4, 0.25, 1.0, 0)
+    stopped = replace(result, task_results=(replace(result.task_results[0], planned=2),))
+    assert outcomes_of(stopped).settled == 1
 
 
-@pytest.mark.parametrize("case", [Case(48, 1, 1, "uniform"), Case(24, 4, 4, "two-sided"), Case(24, 1, 4, "hard")])
+@pytest.mark.parametrize("case", [Case(48, 1, 1, "uniform"), Case(24, 4, 4, "two-sided"), Case(24, 1, 8, "hard")])
 def test_of_candidates_that_are_no_better_few_are_promoted(case):
     """At level 0.05 no more than the level + 0.01, and what a binomial of that share exceeds once in a thousand."""
     n = 600

@@ -2,13 +2,29 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, Model, ModelResponse, OpenAIChatCompletionsModel, RunConfig, Runner, Usage, function_tool
+from agents import (
+    Agent,
+    FunctionTool,
+    InputGuardrail,
+    Model,
+    ModelResponse,
+    OpenAIChatCompletionsModel,
+    RunConfig,
+    Runner,
+    Usage,
+    function_tool,
+    handoff,
+)
+from agents.tracing import TracingProcessor
+from agents.tracing import setup as tracing_setup
+from agents.tracing.provider import DefaultTraceProvider
 from model_stub import ModelStub, call, in_turn, say
 from one_attempt import context
 from openai import AsyncOpenAI
@@ -159,13 +175,62 @@ def test_a_handoff_leads_to_the_attempts_own_agent() -> None:
 
 
 class Toolkit:
+    """It might be a session too."""
+
     def __init__(self) -> None:
         self.calls = 0
+        self.get_items = self.add_items = None
+
+    def count_handoff(self, context: Any) -> None:
+        self.calls += 1
 
     def count(self) -> int:
         """Count."""
         self.calls += 1
         return self.calls
+
+    async def ask(self, *_: Any) -> str:
+        return "done"
+
+    async def __call__(self, *_: Any) -> str:
+        return "done"
+
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+
+
+def inner(**parts: Any) -> Agent[Any]:
+    return Agent(name="a", tools=[Agent(name="b", **parts).as_tool("b", "B")])
+
+
+# What remembers, in places that nothing is copied from, held by an agent that is otherwise new.
+REMEMBERS: dict[str, tuple[Callable[[Toolkit], Agent[Any]], str]] = {
+    "tool made by hand": (lambda kit: Agent(name="a", tools=[FunctionTool("t", "T", NO_ARGUMENTS, kit.ask)]), "whose method is tool 't'"),
+    "object as a tool": (lambda kit: Agent(name="a", tools=[FunctionTool("t", "T", NO_ARGUMENTS, kit)]), "the callable of tool 't'"),
+    "partial as a tool": (
+        lambda kit: Agent(name="a", tools=[FunctionTool("t", "T", NO_ARGUMENTS, functools.partial(kit.ask))]), "given to tool 't'"
+    ),
+    "on a handoff": (lambda kit: Agent(name="a", handoffs=[handoff(Agent(name="b"), on_handoff=kit.count_handoff)]), "given to handoff"),
+    "a tool's extractor": (
+        lambda kit: Agent(name="a", tools=[Agent(name="b").as_tool("b", "B", custom_output_extractor=kit.ask)]), "given to tool 'b'"
+    ),
+    "a tool's session": (lambda kit: Agent(name="a", tools=[Agent(name="b").as_tool("b", "B", session=kit)]), "the session of tool 'b'"),
+    "an inner tool": (lambda kit: inner(tools=[function_tool(kit.count)]), "whose method is tool 'count' of agent 'b'"),
+    "an inner agent's instructions": (lambda kit: inner(instructions=kit.ask), "a part of agent 'b'"),
+    "an inner agent's guardrail": (lambda kit: inner(input_guardrails=[InputGuardrail(kit)]), "a part of agent 'b'"),
+    "an inner agent's handoff": (lambda kit: inner(handoffs=[Agent(name="c", tools=[function_tool(kit.count)])]), "'count' of agent 'c'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", REMEMBERS)
+def test_10_what_remembers_is_new_for_every_attempt_wherever_it_is_held(place: str) -> None:
+    make, said = REMEMBERS[place]
+    kit = Toolkit()
+    with pytest.raises(UsageError, match=f"{said}.* a second time"):
+        asyncio.run(as_subject(lambda: make(kit)).check())
+    asyncio.run(as_subject(lambda: make(Toolkit())).check())
+    with pytest.raises(UsageError, match="cannot be copied for each attempt"):
+        asyncio.run(as_subject(make(kit)).check())
 
 
 class Uncopied:
@@ -254,6 +319,32 @@ def test_none_of_the_sessions_ids_or_keys_of_the_caller_are_in_a_request() -> No
         asyncio.run(subject.attempt(Task("x", id="secret-id", expected="secret", metadata={"secret": 1}), own))
         sent = json.dumps(stub.requests)
         assert "secret" not in sent and not any(value in sent for value in own.ids.values())
+
+
+class Heard(TracingProcessor):
+    def __init__(self) -> None:
+        self.traces: list[Any] = []
+
+    def on_trace_start(self, trace: Any) -> None:
+        self.traces.append(trace)
+
+    def on_trace_end(self, trace: Any) -> None: ...
+    def on_span_start(self, span: Any) -> None: ...
+    def on_span_end(self, span: Any) -> None: ...
+    def shutdown(self) -> None: ...
+    def force_flush(self) -> None: ...
+
+
+def test_the_sdks_tracing_hears_a_plain_run_and_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, agent = Heard(), Agent(name="a", model=Remembering())
+    provider = DefaultTraceProvider()
+    provider.set_disabled(False)
+    provider.register_processor(heard)
+    monkeypatch.setattr(tracing_setup, "GLOBAL_TRACE_PROVIDER", provider)
+    asyncio.run(Runner.run(agent, "x"))
+    assert len(heard.traces) == 1
+    asyncio.run(as_subject(agent).attempt(Task("x", id="t"), context()))
+    assert len(heard.traces) == 1
 
 
 def test_33_a_scorer_and_an_agent_that_write_into_a_task_reach_no_other_attempt(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ LEAKS = {
     "What, then, is the sum of 12 and 34?": (LeakKind.REWORDED, "sum"),
     "What is sum of 12 and 34?": (LeakKind.REWORDED, "sum"),
     "compute 12-34": (LeakKind.EQUAL, "difference"),
+    "* *What* is the `sum` of **12** and/34?": (LeakKind.EQUAL, "sum"),
     LONG.replace("farmer", "shepherd"): (LeakKind.REWORDED, "sheep"),
     f"Think first. {LONG} End with ### and the number.": (LeakKind.OVERLAP, "sheep"),
     "明天北京的天气怎么样？": (LeakKind.REWORDED, "weather"),
@@ -55,6 +56,51 @@ NO_LEAKS = [
 @pytest.mark.parametrize("text", NO_LEAKS)
 def test_another_number_is_another_task(text):
     assert LeakageGuard(EVALUATION).find(Task(text)) is None
+
+
+@pytest.mark.parametrize(
+    "mine, theirs",
+    [
+        ("What is 12 + 34?", "What is **12** + 34?"),
+        ("2 ** 3 and so on", "2**3 and so on"),
+        ("What is 1,234 + 1?", "What is 1234+1?"),
+        ("🙂🙂", "🙂🙂 "),
+    ],
+)
+def test_another_spelling_is_the_same_task(mine, theirs):
+    assert check_leakage([Task(mine)], {"dev": [Task(theirs)]}).leaks[0].kind is LeakKind.EQUAL
+
+
+@pytest.mark.parametrize(
+    "mine, theirs",
+    [
+        ("Simplify x + y now", "Simplify x * y now"),
+        ("is x >= 5 here", "is x > 5 here"),
+        ("is it <5 now", "is it >5 now"),
+        ("50% of it now", "50 of it now"),
+    ],
+)
+def test_another_operator_is_another_task(mine, theirs):
+    report = check_leakage([Task(mine)], {"dev": [Task(theirs)]})
+    assert report.ok and report.n_same_template == 0
+
+
+def test_what_stands_beside_the_question_does_not_hide_it():
+    rules = {"role": "system", "content": "You are a careful assistant"}
+    held_out = [Task([rules, {"role": "user", "content": f"What is {n} + 34?"}], id=f"e{n}") for n in (12, 13)]
+    guard = LeakageGuard(
+        {"frozen": [*held_out, Task({"question": "Name a river in Vienna", "topic": "rivers of Europe", "target": "Danube"})]}
+    )
+    assert guard.find(Task({"question": "what is 13 + 34", "target": 47})).eval_id == "e13" and guard.n_tasks == 3
+    assert guard.find(Task({"question": "Name a river in Vienna!", "target": "the Danube, which is long"})).kind is LeakKind.EQUAL
+    assert guard.find(Task([rules, {"role": "user", "content": "What is 99 + 34?"}])) is None
+    assert guard.find(Task({"question": "Name a lake near Salzburg", "topic": "rivers of Europe"})) is None
+    shared = [Task({"topic": "rivers of Europe", "question": f"Name the river of {place}"}) for place in ("Rome now", "Paris, if any")]
+    assert LeakageGuard({"dev": shared}).find(Task({"topic": "rivers of Europe", "question": "How long is the Po?"})) is None
+
+
+def test_texts_without_a_word_share_no_template():
+    assert check_leakage([Task("")], {"dev": [Task("")]}).n_same_template == 0
 
 
 def test_a_thousand_near_misses_in_one_template_are_no_leaks_and_are_told():

@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -40,6 +41,18 @@ def test_a_failed_dev_task_that_is_trained_on_leaves_dev_and_that_is_recorded(po
     assert again.check().ok and len(list(pools.directory.glob("*.jsonl"))) == 4
 
 
+def test_moves_at_the_same_time_all_happen(tmp_path):
+    Pools.make(tmp_path, {"dev": tasks("dev", 8)})
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: Pools.move(tmp_path, [f"dev{n}"], "it failed"), range(8)))
+    after = Pools.read(tmp_path)
+    assert {task.id for task in after["train"].tasks} == {f"dev{n}" for n in range(8)} and not after["dev"].tasks
+    with pytest.raises(UsageError, match="the dev pool has no task 'dev1'"):
+        Pools.move(tmp_path, ["dev1"], "again")
+    with pytest.raises(NotFound, match="no pools in"):
+        Pools.move(tmp_path / "nowhere", ["dev1"], "again")
+
+
 def test_a_move_that_was_cut_short_has_happened(pools, monkeypatch):
     written = []
 
@@ -76,8 +89,14 @@ def test_a_pool_that_was_changed_by_hand_is_refused(pools):
     file.write_text(file.read_text().replace("question 21", "question 29"))
     with pytest.raises(UsageError, match="is not what frozen"):
         Pools.read(pools.directory)
+    file.write_text(file.read_text().replace("question 29", "question 21").replace("frozen1", "frozen9"))
+    with pytest.raises(UsageError, match="is not what frozen"):  # by its ids tasks are moved, and results found again
+        Pools.read(pools.directory)
     (pools.directory / "frozen.json").write_text("{}")
     with pytest.raises(UsageError, match="frozen"):
+        Pools.read(pools.directory)
+    (pools.directory / "frozen.json").unlink()
+    with pytest.raises(UsageError, match=r"frozen\.json is gone"):
         Pools.read(pools.directory)
     with pytest.raises(NotFound, match="no pools in"):
         Pools.read(pools.directory / "elsewhere")

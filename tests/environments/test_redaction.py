@@ -24,6 +24,8 @@ FOUND = {
     "host 2001:4860:4860::8888 answers": ("host [IP] answers", Kind.IP),
     "SSN: 123-45-6789": ("SSN: [SSN]", Kind.SSN),
     "key sk-proj-abc123DEF456ghi789JKL": ("key [API_KEY]", Kind.API_KEY),
+    f"redis://:{KEY}@10.0.0.1:6379": ("redis://:[SECRET]@10.0.0.1:6379", Kind.SECRET),
+    "hf_aB3dE5gH7jK9mN0pQ2rS4tU6vW8xY1zA3b": ("[API_KEY]", Kind.API_KEY),
     "AKIAIOSFODNN7EXAMPLE": ("[AWS_KEY]", Kind.AWS_KEY),
     "ghp_" + "a1B2" * 9: ("[GITHUB_TOKEN]", Kind.GITHUB_TOKEN),
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl": ("[JWT]", Kind.JWT),

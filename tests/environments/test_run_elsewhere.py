@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from model_stub import ModelStub, say
 from run_agents import env
-from run_room import environment
+from run_room import environment, say_yes
 
 from leyden.environments import Endpoint, Environment, RunCancelled, RunOutput, Task, arun_rollouts, run_rollouts
 from leyden.environments.chat import ask
@@ -17,6 +17,8 @@ from leyden.environments.scorers import CodeScorer
 from leyden.environments.subject import AttemptContext
 from leyden.errors import UsageError
 from leyden.runners import PoolConfig, RunnerPool, load_agent
+from leyden.runners.runner import Runner, RunnerConfig
+from leyden.server.client import StoreClient
 from leyden.server.serving import listening
 from leyden.server.sqlstore import SQLStore
 from leyden.types import LLM, Mode, RolloutState
@@ -49,6 +51,7 @@ def test_runners_elsewhere_do_what_is_done_here(tmp_path: Path) -> None:
 
     assert run.state == "succeeded" and len(rollouts) == 12
     first = rollouts[0]
+    assert {rollout.queue for rollout in rollouts} == {"sums"}, "runners of others leave them alone"
     assert (first.mode, first.group, first.input) == (Mode.TEST, "easy", {"task": "easy", "input": "1 + 1", "attempt": 0})
     assert first.metadata == {"env": "sums", "step": "eval", "k": 0} and first.episode.environment_class_id == found.env_fingerprint.digest
     assert len({rollout.episode.episode_spec_id for rollout in rollouts}) == 4
@@ -60,6 +63,24 @@ def test_runners_elsewhere_do_what_is_done_here(tmp_path: Path) -> None:
 
 def test_an_environment_is_an_agent_to_runners() -> None:
     assert load_agent(f"{AGENTS}:env").name == "sums"
+
+
+def test_runners_of_another_version_of_the_environment_refuse_it(tmp_path: Path) -> None:
+    mine = environment(say_yes, [Task("a", "yes", id="a")])
+    edited = environment(say_yes, [Task("a", "no", id="a")])
+
+    async def scenario() -> Any:
+        async with await SQLStore.open(tmp_path / "s.db") as store, listening(store) as where:
+            runner = Runner(edited.as_agent(), lambda: StoreClient(where.url), RunnerConfig(queues=("room",)))
+            working = asyncio.create_task(runner.run())
+            try:
+                return await arun_rollouts(mine, k=1, store=where.url, evals=tmp_path, quiet=True)
+            finally:
+                runner.drain()
+                await working
+
+    found = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert found.n_scored == 0 and "is of another room than this runner's" in found.errors()["a"][0]
 
 
 def test_a_driver_that_went_away_comes_back_to_what_runners_did_meanwhile(tmp_path: Path) -> None:

@@ -158,3 +158,11 @@ def test_a_stop_that_is_no_error_is_named() -> None:
     cut = replace(one.attempts[0], score=None, stop_reason=StopReason.TRUNCATED, error="run ended with status truncated")
     found = replace(found, task_results=(replace(one, attempts=(cut,)),))
     assert found.stop_reasons() == {"truncated": 1} and "first error: run ended with status truncated" in str(found)
+
+
+def test_ids_of_any_kind_keep_the_grid_in_columns() -> None:
+    from rich.cells import cell_len
+
+    lines = str(result({"漢字": [1.0], "x" * 200: [0.0], "two\nlines \x1b[31mred": [1.0]})).splitlines()
+    assert len(lines) == 5 and "\x1b" not in "".join(lines)
+    assert len({cell_len(line[: line.index(glyph)]) for line, glyph in zip(lines[1:4], "█░█", strict=True)}) == 1

@@ -174,3 +174,25 @@ def test_typed_answers_come_back_as_what_they_were(tmp_path: Path) -> None:
     for one in (found, again, loaded):
         assert [attempt.run.content for _, attempt in one.attempts() if attempt.run] == [Answer(word="yes")]
     assert told(found) == told(again) == told(loaded)
+
+
+def test_cancelled_while_it_is_saved_it_tells_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = asyncio.Event()
+
+    async def never(result: EnvironmentRunResult, path: Path) -> None:
+        saving.set()
+        await asyncio.Event().wait()
+
+    async def scenario() -> RunCancelled:
+        run = asyncio.create_task(arun_rollouts(environment(say_yes, 2), k=2, evals=tmp_path, quiet=True))
+        await saving.wait()
+        run.cancel()
+        with pytest.raises(RunCancelled) as gone:
+            await run
+        return gone.value
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EnvironmentRunResult, "asave", never)
+        gone = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert gone.result.n_scored == 4
+    assert told(run_rollouts(environment(say_yes, 2), evals=tmp_path, resume=gone.eval_id, quiet=True)) == told(gone.result)

@@ -245,6 +245,24 @@ def test_an_answer_that_cannot_be_kept_is_an_error_and_not_lost(tmp_path: Path) 
     assert second.stop_reason is StopReason.ERROR and "run.content cannot be written as JSON" in (second.error or "")
 
 
+def test_a_score_that_cannot_be_kept_leaves_the_attempt_unscored_and_keeps_its_answer(tmp_path: Path) -> None:
+    async def act(task: Task, index: int, context: AttemptContext) -> str:
+        return "yes"
+
+    def unwritable(run: RunOutput, expected: Any) -> Score:
+        return Score(1.0, True, detail={"found": object()})
+
+    found = run_rollouts(environment(act, scorer=CodeScorer(unwritable)), k=1, evals=tmp_path)
+    (attempt,) = found.task_results[0].attempts
+    assert (attempt.stop_reason, attempt.score) == (StopReason.COMPLETED, None)
+    assert (attempt.error or "").startswith("scorer: UsageError") and attempt.run is not None and attempt.run.content == "yes"
+
+
+def test_something_else_than_an_environment_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="takes an Environment, not str"):
+        run_rollouts("capitals", evals=tmp_path)  # type: ignore[arg-type]
+
+
 def test_adaptive_k_stops_where_enough_is_known(tmp_path: Path) -> None:
     async def act(task: Task, index: int, context: AttemptContext) -> str:
         return "yes" if task.input == "q1" or index % 2 else "no"

@@ -57,7 +57,8 @@ def random_tasks(rng, n):
 def test_the_clustered_test_is_the_exact_permutation_test_of_scipy():
     for number, tasks in enumerate(draws(4, lambda r: random_tasks(r, r.randint(2, 7)))):
         ours = compare_clustered(tasks)
-        difference = np.array([np.mean(b) - np.mean(a) for a, b in tasks])
+        kept = [(a[:k], b[:k]) for a, b in tasks if (k := min(len(a), len(b)))]  # as many attempts of both
+        difference = np.array([np.mean(b) - np.mean(a) for a, b in kept])
         assert ours.difference == pytest.approx(difference.mean(), abs=1e-12)
         # scipy's own tolerance for sums that tie is relative; a whole denominator makes ties exact.
         whole = np.round(difference * 12).astype(int)

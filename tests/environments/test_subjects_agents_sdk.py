@@ -31,7 +31,7 @@ from openai.types.responses import ResponseOutputMessage, ResponseOutputText
 from pydantic import BaseModel
 
 from leyden.environments import AgentsSDK, RunOutput, RunStatus, Task, ToolCall, ToolOutcome
-from leyden.environments.subjects import as_subject
+from leyden.environments.subjects import agents_sdk, as_subject
 from leyden.errors import UsageError
 from leyden.types import LLM
 
@@ -367,12 +367,13 @@ class Server:
 
     name = "server"
 
-    def __init__(self, hangs: bool = False, connected: bool = False, fails: bool = False) -> None:
+    def __init__(self, hangs: bool = False, connected: bool = False, fails: bool = False, cancels: bool = False) -> None:
         self.session: Any = "open" if connected else None
         self.log: list[str] = []
         self.cleaning = asyncio.Event()
         self._hangs = hangs
         self._fails = fails
+        self._cancels = cancels
 
     async def connect(self) -> None:
         self.log.append("connect")
@@ -389,6 +390,8 @@ class Server:
         self.cleaning.set()
         if self._fails:
             raise RuntimeError("cancel scope in a different task")
+        if self._cancels:
+            raise asyncio.CancelledError
         if self._hangs:
             await asyncio.Event().wait()
 
@@ -425,6 +428,36 @@ def test_48_a_server_that_cannot_be_cleaned_up_takes_nothing_from_the_attempt_no
     run = run_once(lambda: Agent(name="a", mcp_servers=servers), llm=llm(stub))
     assert run.content == "4" and all("cleanup" in server.log for server in servers)
     assert "'server' could not be cleaned up: RuntimeError: cancel scope" in caplog.text
+
+
+@pytest.mark.parametrize("server", [{"hangs": True}, {"cancels": True}])
+def test_48_a_server_that_never_ends_or_cancels_is_left_to_itself(stub: ModelStub, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents_sdk, "CLEANUP", 0.05)
+    subject = as_subject(lambda: Agent(name="a", mcp_servers=[Server(**server)]))
+    own = context(llm(stub))
+
+    async def main() -> None:
+        await subject.check()
+        await subject.attempt(Task("x", id="t"), own)
+
+    asyncio.run(main())
+    assert own.output is not None and own.output.content == "4"
+
+
+async def waits() -> Agent:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def cancels() -> Agent:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(("factory", "said"), [(waits, "waits was not made within 0.05 s"), (cancels, "cancels cancelled itself")])
+def test_48_an_agent_that_is_never_made_is_given_up_before_any_attempt(factory: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents_sdk, "MAKING", 0.05)
+    with pytest.raises(UsageError, match=said):
+        asyncio.run(as_subject(factory).check())
 
 
 def test_48_an_agent_that_holds_servers_is_refused_also_in_a_handoff() -> None:

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from agents import Agent, OpenAIChatCompletionsModel
 from model_stub import ModelStub, call, say
 from one_attempt import context, run_once
+from openai import AsyncOpenAI
 
 from leyden.environments import Endpoint, Environment, RewardScorer, RunStatus, Task
 from leyden.environments.connections import connections, http_client
@@ -71,6 +74,59 @@ def test_whose_fault_a_failure_is_can_be_told(stub: ModelStub) -> None:
             asyncio.run(as_subject(llm(stub)).attempt(Task("x", id="t"), own))
         assert classify(raised.value) is kind
         assert own.partial is not None and own.partial.messages == ({"role": "user", "content": "x"},)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"api_key": "a-secret-key\n"}, "the api key holds a character that no header can carry"),
+        ({"api_key": "a-secret-kéy"}, "the api key holds a character that no header can carry"),
+        ({"endpoint": "127.0.0.1:1/v1"}, "127.0.0.1:1/v1/chat/completions is no URL"),
+        ({"endpoint": "http://me:a-secret-key@127.0.0.1:1/v1"}, "http://127.0.0.1:1/v1/chat/completions does not answer"),
+        ({"endpoint": "http://127.0.0.1:1/v1?api-key=a-secret-key"}, "http://127.0.0.1:1/v1 does not answer"),
+    ],
+)
+def test_no_error_has_a_key_in_it_and_an_address_that_is_none_is_nobodys_failure(stub: ModelStub, given: Any, said: str) -> None:
+    with pytest.raises((InvalidRequest, Unavailable), match=re.escape(said)) as raised:
+        run_once(llm(stub, **given), "x")
+    assert "secret" not in f"{raised.value} {raised.value.hint}"
+    assert (classify(raised.value) is FailureKind.INFRASTRUCTURE) == ("does not answer" in said)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"[" * 100_000, {}),
+        (b"not gzip", {"Content-Encoding": "gzip"}),
+        (b'data: {"choices": []}\n\n', {}),
+        (b'{"choices": [{"message": {"role": "assistant", "content": [4]}}]}', {}),
+        (b'{"choices": [{"message": {"role": "assistant"}}], "usage": "a-secret-key"}', {}),
+    ],
+)
+def test_whatever_comes_back_is_an_answer_or_says_what_it_is_without_the_key(stub: ModelStub, body: bytes, headers: Any) -> None:
+    stub.raw = (200, body, headers)
+    try:
+        assert run_once(llm(stub, api_key="a-secret-key"), "x").content is None and b"usage" in body
+    except InvalidRequest as error:
+        assert "answered" in error.message
+    stub.raw = (401, b"x" * 295 + b"a-secret-key is wrong", {})
+    with pytest.raises(InvalidRequest) as raised:
+        run_once(llm(stub, api_key="a-secret-key"), "x")
+    assert "a-se" not in raised.value.message
+
+
+def test_10_no_cookie_tells_one_attempt_from_another(stub: ModelStub) -> None:
+    stub.cookie = "session=1"
+
+    async def main() -> None:
+        async with connections():
+            own = OpenAIChatCompletionsModel("m", AsyncOpenAI(base_url=stub.url, api_key="k"))
+            for agent, model in ((llm(stub), None), (Agent(name="a"), llm(stub)), (Agent(name="a", model=own), None)):
+                for _ in range(2):
+                    await as_subject(agent).attempt(Task("x", id="t"), context(model))
+
+    asyncio.run(main())
+    assert [headers["Cookie"] for headers in stub.headers] == [None] * 6
 
 
 @pytest.mark.parametrize("question", [{"q": 1}, 4, None, [], ["text"]])

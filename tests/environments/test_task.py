@@ -57,6 +57,8 @@ def test_an_empty_file_holds_no_task_and_carriage_returns_do_no_harm(file: Path)
         ('{"input": "a", "metadata": [1]}', "`metadata` is"),
         ('{"input": "a", "id": 7}', "`id` is 7"),
         ('{"input": "a", "id": ""}', "`id` is"),
+        ('{"input": "a", "id": "\\ud800"}', "`id` is"),
+        ('{"input": "a", "expected": NaN}', "not JSON: NaN"),
         ('["a"]', "a list, not an object"),
         ("{'input': 'a'}", "not JSON"),
         ('{"input": "a"', "not JSON"),

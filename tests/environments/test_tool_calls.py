@@ -42,6 +42,12 @@ def test_64_arguments_are_a_subset_and_nothing_is_converted(wanted: dict[str, An
     assert score(ToolCallScorer(arguments={"add": wanted}), add(a=1, b=2)).passed is met
 
 
+def test_64_at_any_depth_true_is_not_1_and_a_tuple_is_a_list() -> None:
+    scorer = ToolCallScorer(arguments={"add": {"terms": ({"n": 1}, 2)}})
+    assert score(scorer, add(terms=[{"n": 1}, 2])).passed
+    assert not any(score(scorer, add(terms=terms)).passed for terms in ([{"n": True}, 2], [{"n": 1}], [{"n": 1, "m": 2}, 2], 3))
+
+
 def test_64_all_wanted_values_have_to_stand_in_one_call() -> None:
     scorer = ToolCallScorer(arguments={"add": {"a": 1, "b": 2}})
     assert not score(scorer, add(a=1, b=3), add(a=4, b=2)).passed
@@ -70,6 +76,10 @@ def test_64_strict_mode_fails_on_any_other_tool_but_not_on_one_that_only_failed_
         ({"expected_tools": "add"}, "is a list, not the text 'add'"),
         ({"expected_tools": []}, "nothing to check"),
         ({"expected_tools": [3]}, "a tool's name is a text"),
+        ({"expected_tools": [["add"]]}, "a tool's name is a text"),
+        ({"expected_tools": 3}, "a list of names, not a int"),
+        ({"arguments": ["add"]}, "arguments is a dict, not a list"),
+        ({"arguments": {"add": 3}}, "a dict or a list of dicts"),
         ({"arguments": {}}, "nothing to check"),
         ({"arguments": {"add": []}}, "a dict or a list of dicts"),
         ({"arguments": {"add": "a"}}, "a dict or a list of dicts"),

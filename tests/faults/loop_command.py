@@ -29,7 +29,8 @@ CONFIG = SFTConfig(
 
 
 def tasks(kind: str, n: int, easy: int) -> list[dict[str, object]]:
-    return [{"input": f"{kind} question {i}", "easy": i < easy, "gated": i >= n // 2} for i in range(n)]
+    # Two words apart: a task to learn from that is a held-out one but for a word is left out.
+    return [{"input": f"{kind} question of the {kind} {i}", "easy": i < easy, "gated": i >= n // 2} for i in range(n)]
 
 
 def main(args: argparse.Namespace) -> None:

@@ -29,14 +29,14 @@ CONFIG = SFTConfig(
 )
 
 
-def tasks(kind, n):
-    return [{"input": f"{kind} question {i}"} for i in range(n)]
+def tasks(numbers):
+    return [{"input": f"question {number}"} for number in numbers]
 
 
 def test_a_version_that_was_taught_what_is_wrong_is_rejected_and_the_champion_stays(tmp_path):
     model = make_tiny_model(tmp_path / "tiny")
     trainer = Trainer(algorithm=SFT(CONFIG, str(model)), n_runners=1, concurrency=32, runs=tmp_path / "runs")
-    summary = trainer.fit(f"{AGENT}:agent", tasks("train", 64), tasks("test", 48), Board(Console(file=io.StringIO())))
+    summary = trainer.fit(f"{AGENT}:agent", tasks(range(64)), tasks(range(100, 148)), Board(Console(file=io.StringIO())))
     (iteration,) = summary.iterations
     assert iteration.decision == "reject", iteration.reason
     registry = Registry(tmp_path / "runs" / "latest" / "models")

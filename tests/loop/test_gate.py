@@ -72,6 +72,11 @@ def test_tokens_and_named_rewards_reach_the_gate():
     found = measure([ended(1.0, name="r0"), ended(1.0, name="r1")], 1.0, 0.5, 1, calls, rewards)
     assert found.tokens == (15, 15)
     assert found.dimensions == ({"safety": 0.0}, {"safety": 1.0})
+    more = [("reward.safety", 1.0, "agent", "r1"), ("reward.safety", 0.5, "agent", "r1"), ("reward.safety", 0.0, "second opinion", "r1")]
+    rewards += [Reward(name=name, value=value, source=source, rollout_id=of, attempt=1) for name, value, source, of in more]
+    rewards[1:2] = []
+    lowest = measure([ended(1.0, name="r0"), ended(1.0, name="r1")], 1.0, 0.5, 1, calls, rewards)
+    assert lowest.dimensions == ({"safety": 0.0}, {"safety": 0.5})  # of whoever spoke first
     both = Evaluation(version="v", sampled=found, greedy=found)
     assert judge_versions(both, both, Gate(safety={"safety": 0.5})).decision is Decision.REJECT
     assert judge_versions(both, both, Gate(budgets={"tokens": Budget(most=14)})).stage("efficiency").outcome is StageOutcome.FAILED

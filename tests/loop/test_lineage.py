@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from shutil import copytree, rmtree
 
 import pytest
 from instant_loop import SMALL, play
@@ -17,7 +18,7 @@ from leyden.types import Mode
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """Two iterations, both promoted, each with its control arm."""
-    share = {"version_0": 4, "version_1": 18, "version_2": 4, "version_3": 32, "version_4": 4}
+    share = {"version_0": 0, "version_1": 6, "version_2": 0, "version_3": 12, "version_4": 0}
 
     def rewards(version, task, mode):
         number = int(task.split()[1])
@@ -25,7 +26,7 @@ def played(tmp_path_factory):
 
     config = SFTConfig(selection=SMALL, iterations=2, random_control=True, attempts=2)
     with pytest.MonkeyPatch.context() as patch:
-        return play(tmp_path_factory.mktemp("lineage"), patch, rewards, config, heldout=32)
+        return play(tmp_path_factory.mktemp("lineage"), patch, rewards, config, heldout=12)
 
 
 def lineage(played, capsys, *args):
@@ -111,9 +112,30 @@ def test_what_nobody_knows_is_said_and_is_exit_status_1(played, capsys):
     assert "nothing is known of no-such-rollout" in err
 
 
-def test_rows_that_were_changed_since_are_not_shown_as_what_was_trained_on(played, capsys, tmp_path):
-    from shutil import copytree
+@pytest.fixture
+def moved(played, tmp_path):
+    """The run in another place, under another name."""
+    runs = tmp_path / "runs"
+    copytree(played.run.path.parent / "run-1", runs / "renamed", symlinks=True)
+    (runs / "latest").symlink_to("renamed")
+    return runs
 
+
+def test_a_run_that_was_renamed_and_one_version_of_it_removed_is_followed_all_the_same(played, moved, capsys, monkeypatch):
+    row = read_rows(played.run.path / "iteration_1" / "rows.arrow")[0]
+    rmtree(moved / "renamed" / "models" / "version_1")
+    assert leyden.cli.run(["models", "lineage", row.rollout_id, "--runs", str(moved), "--json"]) == 0
+    learners = json.loads(capsys.readouterr().out)["learners"]
+    control = {row.rollout_id for row in read_rows(played.run.path / "iteration_1" / "control.arrow")}
+    assert {one["version"] for one in learners} == ({"version_2"} if row.rollout_id in control else set())
+    monkeypatch.chdir(moved / "renamed")
+    assert leyden.cli.run(["models", "show", "version_3", "--models", "models"]) == 0
+    assert leyden.cli.run(["models", "lineage", "version_0", "--rows", "--models", "models"]) == 0
+    assert leyden.cli.run(["models", "lineage", "version_2", "--rows", "--models", "models"]) == 0
+    assert row.rollout_id not in control or row.rollout_id in capsys.readouterr().out
+
+
+def test_rows_that_were_changed_since_are_not_shown_as_what_was_trained_on(played, capsys, tmp_path):
     runs = tmp_path / "runs"
     copytree(played.run.path.parent, runs, symlinks=True)
     rows = runs / "run-1" / "iteration_1" / "rows.arrow"

@@ -86,13 +86,15 @@ def test_an_attempt_that_has_ended_is_scored_again_under_another_name(kind: str)
         await kit.store.complete(lease.ref, [Reward(value=1.0, source="v1")])
         for _ in range(2):
             await kit.store.add_scores(rollout, 1, again)
-        with pytest.raises(Conflict, match="already 0.25"):
+        with pytest.raises(Conflict, match=r"already 0\.25"):
             await kit.store.add_scores(rollout, 1, [Reward(name="new", value=1.0, source="v2"), Reward(value=0.5, source="v2")])
         with pytest.raises(InvalidRequest, match="the attempt's own"):
             await kit.store.add_scores(rollout, 1, [Reward(value=0.5)])
         for unknown in ((rollout, 2), ("nobody", 1)):
             with pytest.raises(NotFound, match="has no attempt"):
                 await kit.store.add_scores(*unknown, again)
+        with pytest.raises(Conflict, match=r"already 1\.0"):  # within one call too
+            await kit.store.add_scores(rollout, 1, [Reward(value=1.0, source="v3"), Reward(value=0.5, source="v3")])
         kept = [(reward.name, reward.source, reward.value) for reward in await kit.store.list_rewards([rollout])]
         assert kept == [("reward", "v1", 1.0), ("reward", "v2", 0.25), ("passed", "v2", 0.0)]
 

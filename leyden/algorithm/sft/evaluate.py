@@ -10,6 +10,7 @@ from leyden.algorithm.sft.collect import REWARD, Ended, count_tokens
 from leyden.environments.gate import Gate
 from leyden.environments.judging import judge
 from leyden.environments.outcomes import Outcome, Outcomes
+from leyden.environments.scored import of_one_source
 from leyden.environments.statistics import Interval, wilson_by_task
 from leyden.environments.verdict import Verdict
 from leyden.types import Generation, Record, Reward
@@ -133,9 +134,13 @@ def judge_versions(champion: Evaluation, candidate: Evaluation, gate: Gate) -> V
 
 
 def _dimensions(rewards: Iterable[Reward]) -> Mapping[str, dict[str, float]]:
-    """Rollout id → dimension → its value."""
+    """Rollout id → dimension → its lowest value, by the source that spoke first."""
+    named = [reward for reward in rewards if reward.name.startswith(DIMENSION)]
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for reward in rewards:
-        if reward.rollout_id and reward.name.startswith(DIMENSION):
-            found[reward.rollout_id][reward.name.removeprefix(DIMENSION)] = reward.value
+    for name in {reward.name for reward in named}:
+        dimension = name.removeprefix(DIMENSION)
+        for reward in of_one_source(named, name):
+            if reward.rollout_id:
+                of_one = found[reward.rollout_id]
+                of_one[dimension] = min(reward.value, of_one.get(dimension, reward.value))
     return found

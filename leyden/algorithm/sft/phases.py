@@ -28,6 +28,9 @@ from leyden.algorithm.sft.settings import GREEDY, SAMPLED, SFTConfig
 from leyden.algorithm.sft.steps import Step, Steps, fingerprint
 from leyden.algorithm.sft.tasks import LoopTask
 from leyden.algorithm.triplets import GenerationsToTriplets
+from leyden.environments.gate import Gate
+from leyden.environments.judging import judge
+from leyden.environments.outcomes import Outcomes
 from leyden.environments.verdict import Decision, Verdict
 from leyden.errors import Conflict
 from leyden.models.eos import eos_token_ids
@@ -294,11 +297,14 @@ class Phases:
         if done is not None:
             return Verdict.model_validate(done)
         async with self.steps.open(iteration, "promote", f"promote {candidate.name}", inputs) as step:
-            if before is None or after is None:
+            gate = self.config.gate
+            if (before is None or after is None) and (gate != Gate() or self.regression):
+                verdict = judge(None, Outcomes(candidate.name, {}, planned=0), gate)  # something was asked, and nothing measured
+            elif before is None or after is None:
                 reason = f"{candidate.name} is verified; there are no held-out tasks to judge it by"
                 verdict = Verdict(decision=Decision.PROMOTE, champion=None, candidate=candidate.name, reason=reason, stages=())
             else:
-                verdict = judge_versions(before, after, self.config.gate)
+                verdict = judge_versions(before, after, gate)
             step.outputs = verdict.model_dump(mode="json")
             await self.driver.check()
             registry.judge(candidate.name, verdict.champion, verdict.decision, verdict.reason, step.outputs)

@@ -31,7 +31,9 @@ def describe_plan(
         f"at least {config.selection.min_rows} rows",
         "training": f"LoRA r={train_config.r}, alpha {train_config.alpha}, lr {train_config.lr:g}, "
         f"up to {train_config.steps(some_rows)} steps of {train_config.batch_size * train_config.accumulation} rows",
-        "promotion": f"only if better beyond chance at T=1 (p < {gate.alpha:g}) and not worse at T=0{_also(gate)}",
+        "promotion": f"only if better beyond chance at T=1 (p < {gate.alpha:g}) and not worse at T=0{_also(gate)}"
+        if heldout
+        else "whatever was trained: nothing is held out to judge it by",
         **({"control": "as many rows at random, trained and measured beside; never promoted"} if config.random_control else {}),
         "bounds": f"{config.max_tokens} tokens an answer, {config.rollout.attempt_timeout:g} s an attempt, "
         f"{config.rollout.max_attempts} attempts a rollout",

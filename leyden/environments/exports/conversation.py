@@ -156,7 +156,12 @@ def _with_tools(message: Mapping[str, Any]) -> Message | None:
 def _call(call: Any) -> dict[str, Any]:
     """In OpenAI's form: the arguments are text, as the model wrote it."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(call.get("id"), str) or not isinstance(function.get("name"), str):
+    if (
+        not isinstance(call, Mapping)
+        or not isinstance(function, Mapping)
+        or not isinstance(call.get("id"), str)
+        or not isinstance(function.get("name"), str)
+    ):
         raise Refused(Outcome.SKIPPED_AMBIGUOUS, "a call has no id or no name")
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -36,6 +36,8 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit is {self.limit}", "give at least 1, or none for all rows")
+        if self.min_value is not None and not 0 <= self.min_value <= 1:
+            raise UsageError(f"min_value is {self.min_value}", "a score lies within 0 and 1")
 
     def as_dict(self) -> dict[str, Any]:
         return {

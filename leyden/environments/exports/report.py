@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from leyden.environments.exports.outcome import Outcome
 
@@ -17,7 +17,7 @@ class ExportReport:
 
     counts: Mapping[Outcome, int]
     rows: int = 0
-    path: Path | None = None  # None: nothing was written, and nothing lies there
+    path: Path | None = None  # None: nothing was written
     bytes: int = 0
     sha256: str | None = None  # of the dataset
     unscored: Mapping[str, int] = field(default_factory=dict)  # why nobody could judge: a stop reason, or "scorer" → how many
@@ -25,6 +25,9 @@ class ExportReport:
     duplicate_rows: int = 0  # written although an equal one was
     redacted: Mapping[str, int] = field(default_factory=dict)  # kind of personal data or secret → how often it was replaced
     warnings: tuple[str, ...] = ()
+
+    def warning_of(self, warning: str) -> Self:
+        return replace(self, warnings=(*self.warnings, warning))
 
     @property
     def n_candidates(self) -> int:
@@ -73,7 +76,8 @@ class ExportReport:
     def __str__(self) -> str:
         """For people: what was written, then only what is not zero."""
         where = f" to {self.path}" if self.path else ""
-        lines = [f"{self.rows} rows of {self.n_written} attempts{where}" if self.rows else "nothing written"]
+        scored = f"{self.n_written} of {self.n_candidates} scored attempts"
+        lines = [f"{self.rows} rows of {scored}{where}" if self.rows else f"nothing written of {self.n_candidates} scored attempts"]
         lines += [f"  {self.counts[outcome]} {outcome.replace('_', ' ')}" for outcome in Outcome if self._is_worth_telling(outcome)]
         lines += [f"    {number} because: {reason.replace('_', ' ')}" for reason, number in sorted(self.refused.items())]
         lines += [f"  {number} unscored: {reason}" for reason, number in sorted(self.unscored.items())]

@@ -10,7 +10,7 @@ from typing import Any
 
 from leyden.environments.attempt import AttemptResult
 from leyden.environments.exports.format import Line
-from leyden.environments.exports.pair import FilePair, sidecar_of
+from leyden.environments.exports.pair import KIND, FilePair, sidecar_of
 from leyden.environments.exports.report import ExportReport
 from leyden.environments.exports.source import Source
 from leyden.environments.fingerprint import Fingerprint
@@ -19,7 +19,6 @@ from leyden.errors import NotFound, UsageError
 from leyden.files import sha256_of
 
 FORMAT = 1
-KIND = "leyden.export"
 
 
 def provenance(result: TaskResult, line: Line, sha256: str) -> dict[str, Any]:

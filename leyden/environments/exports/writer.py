@@ -14,7 +14,7 @@ from leyden.environments.exports.candidates import Candidates
 from leyden.environments.exports.format import Format, Line
 from leyden.environments.exports.options import ExportOptions
 from leyden.environments.exports.outcome import Outcome
-from leyden.environments.exports.pair import FilePair
+from leyden.environments.exports.pair import LEFT, FilePair
 from leyden.environments.exports.profile import profile_named
 from leyden.environments.exports.report import ExportReport
 from leyden.environments.exports.sidecar import provenance, write_sidecar
@@ -32,14 +32,13 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 def write_export(
     result: EnvironmentRunResult | Source | Path | str, path: Path | str, format: Format, options: ExportOptions
 ) -> ExportReport:
-    """Write ``path`` and its sidecar, both or none; what lay there is replaced, and removed where nothing is written.
+    """Write ``path`` and its sidecar, both or none; what lay there is replaced, and what an export left there is removed where nothing is
+    written.
 
     Two exports of one result with the same options are equal, byte for byte. Memory does not grow with the result, but for about 120 bytes
     a row that tell duplicates.
     """
     source, path = as_source(result), Path(path)
-    if path.is_dir():
-        raise UsageError(f"{path} is a directory", "name a file in it")
     if source.path is not None and source.path.resolve() == path.resolve():
         raise UsageError(f"{path} is the result itself", "name another file")
     if options.min_value is not None and format.learns_from_failures:
@@ -50,9 +49,7 @@ def write_export(
             export.add(task)
         report = export.report()
         if report.rows == 0:
-            if not options.dry_run:
-                pair.remove()
-            return report
+            return report if options.dry_run or pair.remove() else report.warning_of(LEFT.format(path))
         pair.lines.flush()
         validate(pair.lines_path, format, profile_named(export.options.profile or format.profile))
         if options.dry_run:
@@ -106,6 +103,9 @@ class _Export:
 
     def _write(self, result: TaskResult, line: Line) -> Outcome:
         row, redacted = redact_row(line.row) if self.options.redact else (line.row, Counter[str]())
+        if redacted and (problem := self._format.check(row)):  # two answers that differ in what was taken out are one, say
+            self._refused[f"after redaction: {problem}"] += len(line.attempts)
+            return Outcome.SKIPPED_AMBIGUOUS
         data = _encode(row)
         if data is None:
             return Outcome.SKIPPED_SURROGATE

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from leyden.environments.code_digest import digest_of
 from leyden.environments.fingerprint import digest
 from leyden.environments.output import RunOutput
 from leyden.environments.score import Score
-from leyden.environments.threads import in_thread, is_async
+from leyden.environments.threads import in_thread, is_async, takes
 from leyden.errors import UsageError
 
 
@@ -28,11 +27,8 @@ class CodeScorer:
     def __init__(self, fn: Callable[[RunOutput, Any], Any], *, pass_threshold: float = 0.5) -> None:
         if not callable(fn) or isinstance(fn, type):
             raise UsageError(f"CodeScorer takes a function, not {_name(fn)}", "CodeScorer(lambda run, expected: run.content == expected)")
-        with suppress(ValueError):  # a builtin without a signature
-            try:
-                inspect.signature(fn).bind(None, None)
-            except TypeError:
-                raise UsageError(f"the scorer {_name(fn)} does not take (run, expected)", "write def score(run, expected)") from None
+        if not takes(fn, 2):
+            raise UsageError(f"the scorer {_name(fn)} does not take (run, expected)", "write def score(run, expected)")
         self.fn = fn
         self.pass_threshold = checked_threshold(pass_threshold, 0.0, 1.0)
 

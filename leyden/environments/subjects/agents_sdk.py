@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.environments.code_digest import digest_of
 from leyden.environments.connections import openai_client
-from leyden.environments.subject import AttemptContext, Components
+from leyden.environments.subject import AttemptContext, Components, cancelled_by_others
 from leyden.environments.subjects import isolation
 from leyden.environments.subjects.endpoint import check_messages
 from leyden.environments.subjects.isolation import Isolation
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+MAKING = 120.0  # seconds for an agent and its servers to be there, before any attempt
+CLEANUP = 10.0  # seconds for a server to end
 
 
 class AgentsSDK:
@@ -81,13 +84,24 @@ class AgentsSDK:
 
     async def check(self) -> None:
         """Calls a factory twice, so that what it gives twice is known before any attempt, and lists the tools of its MCP servers for the
-        fingerprint."""
-        self._fresh_context()
-        self._described = await self._describe()
-        if self._is_factory:
-            self._fresh_context()
-            async with self._isolated(connect=False):
-                pass
+        fingerprint. A server that never answers is given up after ``MAKING`` seconds."""
+        hint = "make the agent by hand once, and see"
+        try:
+            async with asyncio.timeout(MAKING) as limit:
+                self._fresh_context()
+                self._described = await self._describe()
+                if self._is_factory:
+                    self._fresh_context()
+                    async with self._isolated(connect=False):
+                        pass
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise UsageError(f"{self.name} was not made within {MAKING:g} s", hint) from None
+        except asyncio.CancelledError as error:
+            if cancelled_by_others():
+                raise
+            raise UsageError(f"{self.name} cancelled itself before any attempt", hint) from error
 
     async def attempt(self, task: Task, context: AttemptContext) -> None:
         question = task.fresh().input
@@ -220,10 +234,13 @@ async def _cleaned_up(servers: list[Any]) -> AsyncIterator[None]:
 
 
 async def _clean_up(server: Any) -> None:
-    """What fails here takes nothing from an attempt that is over."""
+    """What fails or hangs here takes nothing from an attempt that is over."""
     try:
-        await server.cleanup()
-    except Exception as error:
+        async with asyncio.timeout(CLEANUP):
+            await server.cleanup()
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and cancelled_by_others():
+            raise
         logger.warning("MCP server %r could not be cleaned up: %s", getattr(server, "name", "?"), describe(error))
 
 

@@ -103,4 +103,3 @@ def llm_components(llm: LLM) -> Components:
         "endpoint": lambda: None if llm.proxied else place_of(llm.endpoint),
         "sampling": lambda: without_credentials(llm.sampling_parameters),
     }
-

@@ -71,6 +71,7 @@ class Isolation:
         self.servers: list[Any] = []
         self._on_live = on_live
         self._memo: dict[int, Any] = {}
+        self._functions: dict[int, Any] = {}  # looked into
         self._parts: dict[int, Any] = {}  # the live ones, each told of once: its own agents may share one
 
     def agent(self, agent: Agent[Any]) -> Agent[Any]:
@@ -189,8 +190,11 @@ class Isolation:
             if getattr(tool, "_agent_instance", None) is not None:
                 self._used_as_tool(tool._agent_instance)  # type: ignore[union-attr]
         for handoff in agent.handoffs:
-            target = handoff if hasattr(handoff, "instructions") else handoff._agent_ref and handoff._agent_ref()
-            if target is not None:
+            if hasattr(handoff, "instructions"):
+                self._used_as_tool(handoff)
+                continue
+            self._caught(handoff.on_invoke_handoff, f"handoff {handoff.tool_name!r} of {where}")
+            if (target := handoff._agent_ref and handoff._agent_ref()) is not None:
                 self._used_as_tool(target)
 
     def _remembering(self, part: Any, where: str) -> None:
@@ -208,14 +212,15 @@ class Isolation:
             self._live(owner, f"the object whose method is {where}")
         elif not inspect.isroutine(called) and not _kind(type(called)).startswith("agents."):
             self._live(called, f"the callable of {where}")
-        self._caught(getattr(tool.on_invoke_tool, "_invoke_tool_impl", None), where)
+        for function in (called, getattr(tool.on_invoke_tool, "_invoke_tool_impl", None)):
+            self._caught(function, where)
 
     def _caught(self, function: Any, where: str) -> None:
         """What the SDK's own closures hold that has a memory: the object of a method, a session."""
-        if id(function) in self._parts:
+        if id(function) in self._functions:
             return
+        self._functions[id(function)] = function
         for held in _held_by(function):
-            self._parts[id(function)] = function
             owner = getattr(held, "__self__", None)
             if inspect.ismethod(held) and not isinstance(owner, type):
                 self._live(owner, f"the object whose method is given to {where}")

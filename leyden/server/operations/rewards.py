@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, insert, select
@@ -16,12 +16,8 @@ from leyden.server.schema import rewards
 from leyden.server.transaction import Transaction
 from leyden.types import LeaseRef, Reward
 
-_REWARD = select(rewards.c.value).where(
-    rewards.c.rollout_id == bindparam("rollout_id"),
-    rewards.c.attempt == bindparam("attempt"),
-    rewards.c.name == bindparam("name"),
-    rewards.c.source == bindparam("source"),
-    rewards.c.position == bindparam("position"),
+_REWARDS = select(rewards.c.name, rewards.c.source, rewards.c.position, rewards.c.value).where(
+    rewards.c.rollout_id == bindparam("rollout_id"), rewards.c.attempt == bindparam("attempt")
 )
 
 
@@ -34,9 +30,14 @@ def add_rewards(tx: Transaction, ref: LeaseRef, new: Sequence[Reward]) -> None:
 
 def insert_rewards(tx: Transaction, ref: LeaseRef, new: Sequence[Reward]) -> None:
     """The caller has checked the fence."""
+    rows = []
+    stored = _stored(tx, ref) if new else {}
     for reward in new:
-        if not _is_stored(tx, ref, reward):
-            tx.conn.execute(insert(rewards), {**_reward_key(ref, reward), "value": reward.value, "created_at": tx.now})
+        if not _is_among(stored, reward):
+            rows.append({**_reward_key(ref, reward), "value": reward.value, "created_at": tx.now})
+            stored[reward.name, reward.source, reward.position] = reward.value
+    if rows:
+        tx.conn.execute(insert(rewards), rows)
 
 
 def add_scores(tx: Transaction, rollout_id: str, attempt: int, new: Sequence[Reward]) -> None:
@@ -70,19 +71,26 @@ def insert_for_many(tx: Transaction, given: Sequence[tuple[LeaseRef, Sequence[Re
 
 def check_rewards_stored(tx: Transaction, ref: LeaseRef, given: Sequence[Reward]) -> None:
     """For a repeated ending: ``given`` must be what it ended with. Raises ``Conflict`` otherwise."""
+    stored = _stored(tx, ref) if given else {}
     for reward in given:
-        if not _is_stored(tx, ref, reward):
+        if not _is_among(stored, reward):
             raise Conflict(f"attempt {ref.attempt} of rollout {ref.rollout_id} has ended without reward {reward.name!r}")
 
 
-def _is_stored(tx: Transaction, ref: LeaseRef, reward: Reward) -> bool:
-    stored = tx.conn.execute(_REWARD, _reward_key(ref, reward)).scalar()
-    if stored is not None and stored != reward.value:
+def _stored(tx: Transaction, ref: LeaseRef) -> dict[tuple[str, str, str], float]:
+    """(name, source, position) → value: all rewards of the attempt."""
+    rows = tx.conn.execute(_REWARDS, {"rollout_id": ref.rollout_id, "attempt": ref.attempt})
+    return {(row.name, row.source, row.position): row.value for row in rows}
+
+
+def _is_among(stored: Mapping[tuple[str, str, str], float], reward: Reward) -> bool:
+    value = stored.get((reward.name, reward.source, reward.position))
+    if value is not None and value != reward.value:
         raise Conflict(
-            f"reward {reward.name!r} of {reward.source} at {reward.position} is already {stored}, not {reward.value}",
+            f"reward {reward.name!r} of {reward.source} at {reward.position} is already {value}, not {reward.value}",
             "a reward counts once: give a second one another name, source or position",
         )
-    return stored is not None
+    return value is not None
 
 
 def _reward_key(ref: LeaseRef, reward: Reward) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 PYTHON ?= python3
 DEMO_ARGS ?=
 TEST_ARGS ?=
-# Most tests wait for processes they started: four at once on two cores take half the time. A file's tests stay together.
-WORKERS ?= -n 4 --dist loadfile
+# Most tests wait for processes they started: four at once on two cores take half the time. A file's tests stay together, the longest first.
+WORKERS ?= -n 4 --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
@@ -18,10 +18,10 @@ test: $(TESTING)  ## everything but the two below
 	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/faults $(WORKERS) $(TEST_ARGS)
 
 test-faults: $(TESTING)  ## kill tests
-	$(BIN)/python -m pytest tests/faults -n 2 --dist loadfile $(TEST_ARGS)
+	$(BIN)/python -m pytest tests/faults -n 2 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-faults-long: $(TESTING)  ## the store's, ten times as often
-	LEYDEN_FAULT_SCALE=10 $(BIN)/python -m pytest tests/faults/test_store_*.py tests/faults/test_claim_races.py -n 2 --dist loadfile $(TEST_ARGS)
+	LEYDEN_FAULT_SCALE=10 $(BIN)/python -m pytest tests/faults/test_store_*.py tests/faults/test_claim_races.py -n 2 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-engines: $(TESTING) .venv-vllm/.ready .venv-unsloth/.ready  ## two iterations with real vLLM and real Unsloth (see docs/gpu.md)
 	$(BIN)/python -m pytest tests/engines $(TEST_ARGS)

@@ -12,7 +12,7 @@ TESTING := .venv/.testing
 .PHONY: demo test test-engines test-faults test-faults-long check clean
 
 demo: $(RUNTIME)  ## the whole loop on a real model, on this machine
-	$(BIN)/python examples/math/sft_allinone.py --preset demo $(DEMO_ARGS)
+	$(BIN)/python examples/math/sft_allinone.py --preset demo --heldout 64 $(DEMO_ARGS)
 
 test: $(TESTING)  ## everything but the two below
 	$(BIN)/python -m pytest tests --ignore=tests/engines --ignore=tests/faults $(WORKERS) $(TEST_ARGS)

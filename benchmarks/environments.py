@@ -3,7 +3,8 @@
     python benchmarks/environments.py --agno-python PATH --json FILE
 
 Two agents: a real one of each framework (OpenAI Agents SDK; agno.Agent) on a model object that answers at once, and the least that each
-takes (a ``@leyden.rollout`` function; an object with ``arun``). Ours keeps every attempt in a store on disk before it counts it; agno's
+takes (a ``@leyden.rollout`` function; an object with ``arun``). "own" puts side by side what each was made for: our function, agno's
+``Agent``. Ours keeps every attempt in a store on disk before it counts it; agno's
 keeps them in memory. "alone" is the Agents SDK's own Runner on the same agent, as often, with no environment around it. Each run is a
 process of its own; the sides take turns, and the medians are compared. Times are of the call alone, after one attempt that warms up.
 """
@@ -35,6 +36,7 @@ def main() -> int:
     pythons = {"leyden": Path(sys.executable)} | ({"agno": args.agno_python} if args.agno_python else {})
     rows = [measure(pythons, kind, concurrency, args) for kind in ("real", "bare") for concurrency in args.concurrency]
     rows += [measure({"leyden": pythons["leyden"]}, "alone", concurrency, args) for concurrency in args.concurrency]
+    rows += own_agents(rows)
     for row in rows:
         print(told(row))
     if args.json:
@@ -53,6 +55,19 @@ def measure(pythons: dict[str, Path], kind: str, concurrency: int, args: argpars
                 raise SystemExit(f"{side} did not do the work: {found}")
             runs[side].append(found)
     medians = {side: {name: statistics.median(run[name] for run in found) for name in ("wall", "cpu")} for side, found in runs.items()}
+    return compared(kind, concurrency, medians)
+
+
+def own_agents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    seconds = {(row["agent"], row["concurrency"]): row["seconds"] for row in rows}
+    return [
+        compared("own", concurrency, {"leyden": seconds["bare", concurrency]["leyden"], "agno": found["agno"]})
+        for (kind, concurrency), found in seconds.items()
+        if kind == "real" and "agno" in found
+    ]
+
+
+def compared(kind: str, concurrency: int, medians: dict[str, dict[str, float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"agent": kind, "concurrency": concurrency, "seconds": medians}
     if "agno" in medians:
         row["agno_over_leyden"] = {name: medians["agno"][name] / medians["leyden"][name] for name in ("wall", "cpu")}

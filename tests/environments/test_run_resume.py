@@ -154,7 +154,7 @@ def test_evals_are_found_by_the_beginning_of_their_ids(tmp_path: Path) -> None:
     assert EvalDir.find(tmp_path, first).id == first
     with pytest.raises(UsageError, match="could be"):
         EvalDir.find(tmp_path, first[:4])
-    assert [one.id for one in EvalDir.all(tmp_path)] == sorted([first, second])
+    assert [one.id for one in EvalDir.all(tmp_path)] == [first, second]
 
 
 def test_typed_answers_come_back_as_what_they_were(tmp_path: Path) -> None:

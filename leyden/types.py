@@ -6,23 +6,18 @@ Ids match ``ID_PATTERN``. Every record is immutable: a change is a new record th
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import Field
+
+from leyden.audit import Audit
+from leyden.record import ID_PATTERN as ID_PATTERN
+from leyden.record import Id as Id
+from leyden.record import Record as Record
+from leyden.record import ShortText as ShortText
 
 DEFAULT_QUEUE = "default"
-ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
-Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]  # chosen by whoever creates a record, or by the store; never used as a path
-_clean = BeforeValidator(lambda text: re.sub("[\ud800-\udfff]", "\ufffd", text) if isinstance(text, str) else text)
-ShortText = Annotated[str, _clean, Field(max_length=256)]  # as long as an index can hold, without lone surrogates
-
-
-class Record(BaseModel):
-    """Base of all records: immutable, and an unknown field is an error rather than a silent loss."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Mode(StrEnum):
@@ -280,6 +275,7 @@ class Generation(Record):
     response: dict[str, Any] | None = None  # the message, not the envelope
     started_at: int
     latency: float  # seconds until the last byte
+    audit: Audit | None = None  # None: recorded before there was one, or through an engine that gives no ids
     late: bool = False
 
 

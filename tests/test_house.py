@@ -20,10 +20,12 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "leyden").rglob("*.py"))
 MAX_LINES = 400
 
-GROUND = {"types", "errors", "files", "process", "failpoint"}
+GROUND = {"types", "record", "audit", "errors", "files", "process", "failpoint"}
 ARROWS = {
     "errors": set(),
-    "types": {"errors"},
+    "record": set(),
+    "audit": {"record"},
+    "types": {"errors", "record", "audit"},
     "files": {"errors"},
     "process": {"errors"},
     "failpoint": set(),

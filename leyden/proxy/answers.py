@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from leyden.proxy import sse
+from leyden.proxy.apis import Api
+from leyden.proxy.asked import Asked
 from leyden.proxy.refusal import Refusal
 
 REMEMBER_SECONDS = 60.0  # OpenAI's SDKs wait at most 8 s between tries
@@ -23,9 +25,12 @@ Fingerprint = tuple[str, int, bytes]
 
 
 class Answer:
-    """The answer to one call. Its writer calls ``whole``, or ``start``, ``write`` and ``end``, or ``refuse``; readers see all of it."""
+    """The answer to one call. Its writer calls ``whole``, or ``write`` and ``end``, or ``refuse``; readers see all of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, api: Api, asked: Asked) -> None:
+        self._api = api
+        self._asked = asked
+        self.stream = api.stream(asked)
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.parts: list[bytes] = []
@@ -39,31 +44,28 @@ class Answer:
         self._readers = 0
         self._changed = asyncio.Event()
 
-    def start(self, status: int, headers: dict[str, str]) -> None:
-        self.status, self.headers = status, headers
+    def whole(self, response: dict[str, Any]) -> None:
+        """``response``: a ``chat.completion`` as the engine gave it."""
+        self._body(200, {"content-type": "application/json"}, self._api.whole(self._asked, response))
 
     def write(self, part: bytes) -> None:
-        self.parts.append(part)
-        self.size += len(part)
-        self._wake()
+        """A part of a stream; its first one begins the answer."""
+        if self.status is None:
+            self.status, self.headers = 200, {"content-type": "text/event-stream", "cache-control": "no-cache"}
+        self._add(part)
 
     def end(self) -> None:
         self.ended = True
         self.ended_at = time.monotonic()
         self._wake()
 
-    def whole(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.start(status, {**headers, "content-length": str(len(body))})
-        self.write(body)
-        self.end()
-
     def refuse(self, refusal: Refusal) -> None:
-        """Answer with an error; in a stream that has begun, as its last event, without ``[DONE]``."""
+        """Answer with an error; in a stream that has begun, as its last event."""
         self.failed = True
         if self.status is None:
-            self.whole(refusal.status, refusal.headers, refusal.body)
+            self._body(refusal.status, refusal.headers, self._api.refuse(refusal))
         else:
-            self.write(sse.encode(refusal.as_openai()))
+            self._add(self.stream.refuse(refusal))
             self.end()
 
     def abandon(self, why: Refusal) -> None:
@@ -90,6 +92,16 @@ class Answer:
             if self.ended:
                 return
             await self._changed.wait()
+
+    def _body(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status, self.headers = status, {**headers, "content-length": str(len(body))}
+        self._add(body)
+        self.end()
+
+    def _add(self, part: bytes) -> None:
+        self.parts.append(part)
+        self.size += len(part)
+        self._wake()
 
     def _wake(self) -> None:
         self._changed.set()

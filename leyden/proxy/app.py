@@ -1,8 +1,9 @@
-"""The proxy's routes: chat completions and the model list, by ``Authorization`` header or by attempt URL."""
+"""The proxy's routes: each request form and the model list, by ``Authorization`` header or by attempt URL."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -11,8 +12,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from leyden.proxy.answers import Reader
+from leyden.proxy.apis import APIS, Api
 from leyden.proxy.bindings import AttemptName, Bindings
-from leyden.proxy.body import Asked
 from leyden.proxy.calls import Calls
 from leyden.proxy.deployments import ModelTable
 from leyden.proxy.refusal import Refusal
@@ -32,13 +33,19 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
             return await bindings.resolve(AttemptName(request.path_params["rollout_id"], request.path_params["attempt"]))
         return await bindings.resolve(_key(request))
 
-    async def chat_completions(request: Request) -> ASGIApp:
-        binding = await bind(request)
-        raw = await _read(request)
-        asked = Asked.parse(raw)
-        fingerprint = (binding.ref.rollout_id, binding.ref.attempt, hashlib.sha256(raw).digest())
-        is_retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        return Reader(calls.answer(asked, binding, fingerprint, is_retry))
+    def answer_in(api: Api) -> Callable[[Request], Awaitable[ASGIApp]]:
+        async def answer(request: Request) -> ASGIApp:
+            try:
+                binding = await bind(request)
+                raw = await _read(request)
+                asked = api.parse(raw)
+            except Refusal as refusal:
+                return Response(api.refuse(refusal), refusal.status, refusal.headers)
+            fingerprint = (binding.ref.rollout_id, binding.ref.attempt, hashlib.sha256(raw).digest())
+            is_retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+            return Reader(calls.answer(api, asked, binding, fingerprint, is_retry))
+
+        return answer
 
     async def list_models(request: Request) -> Response:
         await bind(request)
@@ -47,7 +54,7 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
 
     routes: list[BaseRoute] = []
     for prefix in ("", "/a/{key}", "/rollout/{rollout_id}/attempt/{attempt:int}"):
-        routes.append(Route(f"{prefix}/v1/chat/completions", chat_completions, methods=["POST"]))
+        routes += [Route(f"{prefix}/v1{api.path}", answer_in(api), methods=["POST"]) for api in APIS]
         routes.append(Route(f"{prefix}/v1/models", list_models, methods=["GET"]))
     return Starlette(routes=routes, exception_handlers={Refusal: _refuse, 404: _no_route, 405: _no_route, ClientDisconnect: _nobody})
 
@@ -74,14 +81,14 @@ async def _read(request: Request) -> bytes:
 
 async def _refuse(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return Response(error.body, error.status, error.headers)
+    return JSONResponse(error.as_openai(), error.status, error.headers)
 
 
 async def _no_route(request: Request, _: Exception) -> Response:
     path = request.url.path.partition("/v1/")[2]  # what is before it may hold a key
     hint = "it serves POST /v1/chat/completions and GET /v1/models"
     refusal = Refusal(404, "unknown_url", f"the proxy does not serve {request.method} /v1/{path}", hint)
-    return Response(refusal.body, refusal.status, refusal.headers)
+    return JSONResponse(refusal.as_openai(), refusal.status, refusal.headers)
 
 
 async def _nobody(_: Request, __: Exception) -> Response:

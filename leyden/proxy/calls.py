@@ -8,12 +8,10 @@ from collections import Counter
 from contextlib import aclosing
 from typing import Literal
 
-import orjson
-
 from leyden.errors import LeaseLost, LeydenError
-from leyden.proxy import sse
 from leyden.proxy.answers import DISCONNECTED, Answer, Answers, Fingerprint
-from leyden.proxy.body import Asked
+from leyden.proxy.apis import Api
+from leyden.proxy.asked import Asked
 from leyden.proxy.capture import Capture
 from leyden.proxy.deployments import Deployment, Dialect, ModelTable
 from leyden.proxy.litellm_bridge import LiteLLMBridge
@@ -43,12 +41,12 @@ class Calls:
         self._answers = Answers()
         self._live: set[Answer] = set()
 
-    def answer(self, asked: Asked, binding: AttemptBinding, fingerprint: Fingerprint, is_retry: bool) -> Answer:
+    def answer(self, api: Api, asked: Asked, binding: AttemptBinding, fingerprint: Fingerprint, is_retry: bool) -> Answer:
         """A new call's answer; for a request marked as a retry, the answer that its first try is getting or got."""
         if is_retry and (first := self._answers.find(fingerprint)):
             self._counters["retries_joined"] += 1
             return first
-        answer = Answer()
+        answer = Answer(api, asked)
         self._live.add(answer)
         answer.task = asyncio.create_task(self._run(asked, binding, answer))
         answer.task.add_done_callback(lambda _: self._live.discard(answer))
@@ -104,7 +102,7 @@ class Calls:
                     raise Refusal(502, "upstream_broken", f"{deployment.model_name} answered without {asked.n} finished choices")
                 answer.settling = True
                 await self._commit(binding.ref, capture)
-                answer.whole(200, {"content-type": "application/json"}, orjson.dumps(asked.show(response)))
+                answer.whole(response)
 
     async def _stream(
         self, deployment: Deployment, body: dict[str, object], asked: Asked, ref: LeaseRef, capture: Capture, answer: Answer
@@ -113,23 +111,16 @@ class Calls:
         async with aclosing(self._upstream(deployment).stream(deployment, body)) as chunks:
             async for chunk in chunks:
                 capture.add_chunk(chunk)
-                shown = asked.show_chunk(chunk)
-                if shown is None:
-                    continue
+                shown = answer.stream.chunk(chunk)
                 if capture.finished:
-                    held.append(sse.encode(shown))
-                    continue
-                if answer.status is None:
-                    answer.start(200, {"content-type": "text/event-stream", "cache-control": "no-cache"})
-                answer.write(sse.encode(shown))
+                    held.append(shown)
+                elif shown:
+                    answer.write(shown)
         if not capture.finished:
             raise Refusal(502, "upstream_broken", f"{deployment.model_name} ended its stream before its last chunk")
         answer.settling = True
         await self._commit(ref, capture)
-        if answer.status is None:
-            answer.start(200, {"content-type": "text/event-stream", "cache-control": "no-cache"})
-        for part in (*held, sse.DONE):
-            answer.write(part)
+        answer.write(b"".join((*held, answer.stream.end())))
         answer.end()
 
     def _upstream(self, deployment: Deployment) -> PassThrough | LiteLLMBridge:

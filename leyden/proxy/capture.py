@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from leyden.proxy.body import Asked
+from leyden.proxy.asked import Asked
 from leyden.proxy.deployments import Deployment, Dialect
 from leyden.types import Generation, LeaseRef, Span
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
-
 from leyden.errors import LeydenError
 
 _TYPES = {
@@ -33,13 +31,9 @@ class Refusal(LeydenError):
         self.status = status
         self.code = code
         self.param = param
-        self._body = body
+        self.body = body
         self._content_type = content_type
         self._retry_after = retry_after
-
-    @property
-    def body(self) -> bytes:
-        return self._body if self._body is not None else orjson.dumps(self.as_openai())
 
     @property
     def headers(self) -> dict[str, str]:

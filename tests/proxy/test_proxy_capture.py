@@ -8,7 +8,7 @@ import orjson
 import pytest
 from proxy_room import CALCULATOR, PROMPT_IDS, Room, Sample, events, in_room
 
-from leyden.proxy.body import Asked
+from leyden.proxy.apis.chat import ChatCompletions
 from leyden.types import Generation
 
 TOOL_CALL = Sample(pieces=['{"expression": ', '"6*7"}', ""], ids=[7, 8, 99], tool="calculate")
@@ -160,6 +160,7 @@ def test_a_capture_that_does_not_add_up_is_counted(counter: str) -> None:
 @pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize("chunk", [{"choices": None}, {}])
 def test_a_chunk_without_choices_is_no_failure(chunk: dict[str, Any], usage: bool) -> None:
-    asked = Asked.parse(orjson.dumps({"model": "m", "stream": True, "stream_options": {"include_usage": usage}}))
-    shown = asked.show_chunk({**chunk, "usage": {"completion_tokens": 1}})
-    assert shown is None if not usage else shown and shown["usage"]
+    chat = ChatCompletions()
+    asked = chat.parse(orjson.dumps({"model": "m", "stream": True, "stream_options": {"include_usage": usage}}))
+    shown = chat.stream(asked).chunk({**chunk, "usage": {"completion_tokens": 1}})
+    assert (b'"completion_tokens":1' in shown) == usage

@@ -1,0 +1,9 @@
+"""The request forms agents speak, one file each. The engine is asked in OpenAI's, and what it samples is captured once, for all of them."""
+
+from leyden.proxy.apis.api import Api, Stream
+from leyden.proxy.apis.chat import ChatCompletions
+
+APIS: tuple[Api, ...] = (ChatCompletions(),)
+"""Each serves its ``path`` below ``/v1``."""
+
+__all__ = ["APIS", "Api", "Stream"]

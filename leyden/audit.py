@@ -28,9 +28,11 @@ class Continuity(StrEnum):
 
 
 class Audit(Record):
-    """One generation's. ``follows``: the generation whose conversation the prompt goes on with, or would. ``differs_at``: the first
-    position in which the prompt's ids are not those that were read and sampled; ``expected`` and ``found``: the texts from there on, cut short.
-    ``exact``: the prompt was put together from sampled ids, not rendered anew.
+    """One generation's.
+
+    ``follows``: the generation whose conversation the prompt goes on with, or would. ``differs_at``: the first position in which the
+    prompt's ids are not those that were read and sampled; ``expected`` and ``found``: the texts from there on, cut short. ``exact``: the
+    prompt was put together from sampled ids, not rendered anew.
     """
 
     findings: tuple[Finding, ...] = ()

@@ -168,6 +168,9 @@ def promote(
     """Make a version the champion."""
     registry = _registry(run, models, runs)
     version, before = _find(registry, name), registry.pointers.champion
+    judged = next((j for j in reversed(registry.pointers.judgements) if j.candidate == version.name), None)
+    if judged is not None and judged.decision != "promote":
+        _say(f"note: the gate said {judged.decision}: {judged.reason}")
     if not dry_run:
         registry.promote(version.name, reason)
     _report_move(before, version.name, dry_run, as_json)

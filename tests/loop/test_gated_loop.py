@@ -44,7 +44,7 @@ def decisions(played):
     return [iteration["decision"] for iteration in played.summary.as_dict()["iterations"]]
 
 
-def test_good_is_promoted_wrong_is_rejected_equal_is_undecided_and_the_champion_keeps_serving(tmp_path, monkeypatch):
+def test_good_is_promoted_wrong_is_rejected_equal_is_undecided_and_the_champion_keeps_serving(tmp_path, monkeypatch, capsys):
     share = {"version_0": 0.25, "version_1": 0.75, "version_2": 0.25, "version_3": 0.75}
     played = play(tmp_path, monkeypatch, solves(share), CONFIG.model_copy(update={"iterations": 3}), heldout=HELDOUT)
     assert decisions(played) == ["promote", "reject", "undecided"]
@@ -77,6 +77,10 @@ def test_good_is_promoted_wrong_is_rejected_equal_is_undecided_and_the_champion_
     # Back is one command.
     assert leyden.cli.run(["models", "rollback", "--models", str(played.run.models)]) == 0
     assert Registry(played.run.models).get("@champion").name == "version_0"
+
+    # What the gate refused can be promoted by hand, and is called by its name.
+    assert leyden.cli.run(["models", "promote", "version_2", "--models", str(played.run.models)]) == 0
+    assert "note: the gate said reject: pass rate: version_2 is worse than version_1" in capsys.readouterr().err
 
 
 def test_a_hard_gate_stops_a_better_version(tmp_path, monkeypatch):

@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     )
     from leyden.models.local import aserve_model, serve_model
     from leyden.proxy import LLMProxy
-    from leyden.runners import dev, emit_reward, rollout, spawn_runners
+    from leyden.runners import (
+        dev,
+        emit_annotation,
+        emit_exception,
+        emit_message,
+        emit_object,
+        emit_reward,
+        operation,
+        rollout,
+        spawn_runners,
+    )
     from leyden.runners.hooks import Hook
     from leyden.runners.tracer import OtelTracer
     from leyden.server.client import StoreClient
@@ -49,7 +59,8 @@ __all__ = [
     "LLM", "SFT", "Algorithm", "Baseline", "Busy", "Conflict", "Generation", "Hook", "InvalidRequest", "LLMProxy", "LeaseLost",
     "LeydenError", "MissingExtra", "Mode", "NewRollout", "NotFound", "OtelTracer", "PromptTemplate", "Resources", "Reward", "Rollout",
     "RolloutConfig", "SQLStore", "Span", "StoreClient", "TooLarge", "Trainer", "Triplet", "Unavailable", "UsageError",
-    "aserve_model", "dev", "emit_reward", "rollout", "serve_model", "spawn_runners",
+    "aserve_model", "dev", "emit_annotation", "emit_exception", "emit_message", "emit_object", "emit_reward", "operation", "rollout",
+    "serve_model", "spawn_runners",
 ]  # fmt: skip
 
 _ROOMS = {
@@ -57,7 +68,9 @@ _ROOMS = {
     "leyden.algorithm.baseline": ("Baseline",),
     "leyden.algorithm.sft.algorithm": ("SFT",),
     "leyden.models.local": ("aserve_model", "serve_model"),
-    "leyden.runners": ("dev", "emit_reward", "rollout", "spawn_runners"),
+    "leyden.runners": (
+        "dev", "emit_annotation", "emit_exception", "emit_message", "emit_object", "emit_reward", "operation", "rollout", "spawn_runners",
+    ),
     "leyden.runners.hooks": ("Hook",),
     "leyden.runners.tracer": ("OtelTracer",),
     "leyden.server.client": ("StoreClient",),

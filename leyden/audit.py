@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from leyden.record import Id, Record
 
 
@@ -31,8 +33,9 @@ class Audit(Record):
     """One generation's.
 
     ``follows``: the generation whose conversation the prompt goes on with, or would. ``differs_at``: the first position in which the
-    prompt's ids are not those that were read and sampled; ``expected`` and ``found``: the texts from there on, cut short. ``exact``: the
-    prompt was put together from sampled ids, not rendered anew.
+    prompt's ids are not those that were read and sampled; ``expected`` and ``found``: the texts around there, cut short. ``changed``: of a
+    forked one, which message the agent changed, and how. ``exact``: the prompt was put together from sampled ids, not rendered anew.
+    ``vocabulary``: how many tokens the model knows; None where nobody could say, so that ids were not checked against it.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -42,3 +45,63 @@ class Audit(Record):
     expected: str | None = None
     found: str | None = None
     exact: bool = False
+    changed: str | None = None
+    vocabulary: int | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Nothing was found, and the prompt, where it goes on with another, does so in the very ids."""
+        return not self.findings and self.continuity in (Continuity.NEW, Continuity.CLEAN)
+
+
+class AuditCounts(Record):
+    """Answered calls by what was found, a choice of a call counting as one. Kept by the store with each write, never by a scan."""
+
+    calls: int = 0  # audited
+    flagged: int = 0  # of these, with at least one finding
+    exact: int = 0  # of these, with a prompt put together from sampled ids
+    vocabulary_unknown: int = 0  # of these, not checked against the model's vocabulary
+    unaudited: int = 0  # through an engine that gives no ids, or recorded before there was an audit
+    failed: int = 0  # not answered: refused, broken off, hung up on
+    late: int = 0  # recorded under a lease that was already lost, whatever became of them; counted nowhere else
+    continuity: dict[Continuity, int] = Field(default_factory=dict)
+    findings: dict[Finding, int] = Field(default_factory=dict)
+
+    @property
+    def clean(self) -> bool:
+        """Every answered call was audited, and nothing was found in any."""
+        changed = self.continuity.get(Continuity.REALIGNED, 0) + self.continuity.get(Continuity.FORKED, 0)
+        return not (changed or self.flagged or self.unaudited)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = [f"{self.calls:,} calls", *(f"{self.continuity.get(kind, 0):,} {kind}" for kind in Continuity)]
+        found = ", ".join(f"{name} {n:,}" for name, n in self.findings.items())
+        parts.append(f"{self.flagged:,} with findings ({found})" if found else "no findings")
+        others = {
+            "put together from sampled ids": self.exact,
+            "not checked against the vocabulary, which nobody knows": self.vocabulary_unknown,
+            "not audited": self.unaudited,
+            "failed": self.failed,
+            "late": self.late,
+        }
+        return ", ".join([*parts, *(f"{n:,} {name}" for name, n in others.items() if n)])
+
+
+class CallAudit(Record):
+    """One choice of one call without its ids and texts: what a report needs."""
+
+    generation_id: Id
+    call_id: Id
+    rollout_id: Id
+    attempt: int
+    turn: int  # from 1: the call's place in its attempt
+    choice: int
+    model: str
+    checkpoint: str | None = None
+    status: str
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    late: bool = False
+    audit: Audit | None = None

@@ -9,7 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]  # chosen by whoever creates a record, or by the store; never used as a path
-_clean = BeforeValidator(lambda text: re.sub("[\ud800-\udfff]", "\ufffd", text) if isinstance(text, str) else text)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_clean = BeforeValidator(lambda text: _SURROGATE.sub("\ufffd", text) if isinstance(text, str) and not text.isascii() else text)
 ShortText = Annotated[str, _clean, Field(max_length=256)]  # as long as an index can hold, without lone surrogates
 
 

@@ -390,6 +390,7 @@ class Triplet(Record):
     logprobs: list[float] | None = None
     reward: float | None = None
     finish_reason: str | None = None
+    stops: tuple[str | int, ...] = ()  # texts and token ids at which the request itself asked to stop
     rollout_id: Id
     attempt: int
     generation_id: Id

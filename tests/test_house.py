@@ -43,7 +43,7 @@ ARROWS["cli"] = {*ARROWS["trainer"], "trainer"}
 ARROWS["__main__"] = {"cli"}
 ARROWS["__init__"] = {*ARROWS["cli"], "cli"}
 
-STORE_DOORS = {f"leyden.server{door}" for door in ("", ".interface", ".client", ".sqlstore", ".queries", ".messages")}
+STORE_DOORS = {f"leyden.server{door}" for door in ("", ".interface", ".client", ".sqlstore", ".queries", ".messages", ".codec")}
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "gguf", "safetensors", "agents", "openai", "mcp", "litellm")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from tasks import MIXES, Task, load_tasks, make_tasks
 
+from leyden.algorithm.attribution import Attribution, RewardPolicy
 from leyden.algorithm.sft.algorithm import SFT
 from leyden.algorithm.sft.config import PRESETS, TrainConfig
 from leyden.algorithm.sft.settings import SFTConfig
@@ -34,6 +35,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--evaluation-attempts", type=int, default=1, metavar="K", help="attempts at each held-out task, at T=1")
     add("--iterations", type=int, default=1, metavar="N")
     add("--random-control", action="store_true", help="also train on as many attempts at random, and show both beside the base")
+    add("--reward-policy", default="recent", choices=[*RewardPolicy], help="which call a reward belongs to (docs/quarantine.md)")
     add("--preset", default="demo", help=f"how to train: {', '.join(PRESETS)}")
     add("--max-tokens", type=int, default=64, metavar="N", help="of one answer of the model")
     add("--seed", type=int, default=0, help="of the tasks and of the selection")
@@ -54,6 +56,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--gpu-memory", type=float, default=0.7, metavar="SHARE", help="of the GPU's memory, for vLLM")
     add("--quantization", metavar="KIND", help="of the served model, such as bitsandbytes (GPU)")
     add("--runtime-lora", action="store_true", help="load adapters into one running vLLM instead of restarting it")
+    add("--exact", action="store_true", help="go on with the very token ids that were sampled (docs/token-fidelity.md)")
     add("--train-backend", default="auto", choices=("auto", "trl", "unsloth"), help="auto: unsloth on a GPU where it is installed")
     add("--train-python", metavar="PYTHON", help="the interpreter of an environment that has the backend")
     return options
@@ -70,6 +73,7 @@ def read_algorithm(args: argparse.Namespace) -> SFT:
             evaluation_attempts=args.evaluation_attempts,
             random_control=args.random_control,
             max_tokens=args.max_tokens,
+            attribution=Attribution(policy=args.reward_policy),
             train=TrainConfig.model_validate(preset.model_dump() | where),
             seed=args.seed,
         )
@@ -81,6 +85,7 @@ def read_algorithm(args: argparse.Namespace) -> SFT:
             gpu_memory_utilization=args.gpu_memory,
             quantization=args.quantization,
             runtime_lora=args.runtime_lora,
+            exact=args.exact,
             extra_args=tuple(shlex.split(args.engine_args)),
         )
     except ValidationError as error:

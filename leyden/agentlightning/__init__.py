@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from leyden.agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
+from leyden.agentlightning.adapter import (
+    Adapter,
+    LlmProxyTraceToTriplet,
+    TraceAdapter,
+    TracerTraceToTriplet,
+    TraceToMessages,
+    TraceToTriplet,
+)
 from leyden.agentlightning.agent import LitAgent, llm_rollout, prompt_rollout, rollout
 from leyden.agentlightning.algorithm import Algorithm, algo
-from leyden.agentlightning.emit import emit_annotation, emit_exception, emit_message, emit_object, emit_reward
+from leyden.agentlightning.emit import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
 from leyden.agentlightning.hosting import InMemoryLightningStore, LightningStoreServer
 from leyden.agentlightning.offered import NotOffered
 from leyden.agentlightning.proxy import LLMProxy
@@ -52,15 +59,18 @@ AgentOpsTracer = OtelTracer  # ours underneath: no service outside is asked
 DummyTracer = Tracer
 ProxyLLM = LLM  # an endpoint of ours is the attempt's own already
 Runner = LitAgentRunner
+TraceToTripletBase = TraceToTriplet
 
 __all__ = [
-    "LLM", "AgentOpsTracer", "Algorithm", "Attempt", "AttemptStatus", "AttemptedRollout", "Baseline", "Dataset", "DummyTracer",
+    "LLM", "Adapter", "AgentOpsTracer", "Algorithm", "Attempt", "AttemptStatus", "AttemptedRollout", "Baseline", "Dataset", "DummyTracer",
     "EnqueueRolloutRequest", "FastAlgorithm", "Hook", "InMemoryLightningStore", "LLMProxy", "LightningStore", "LightningStoreClient",
     "LightningStoreServer", "LitAgent", "LitAgentRunner", "LlmProxyTraceToTriplet", "NamedResources", "NotOffered", "OtelTracer",
     "PromptTemplate", "ProxyLLM", "Resource", "ResourcesUpdate", "Rollout", "RolloutConfig", "RolloutMode", "RolloutStatus", "Runner",
-    "Span", "TraceStatus", "TraceToMessages", "Tracer", "TracerTraceToTriplet", "Trainer", "Triplet", "algo", "emit_annotation",
+    "Span", "TraceAdapter", "TraceStatus", "TraceToMessages", "TraceToTripletBase", "Tracer", "TracerTraceToTriplet", "Trainer",
+    "Triplet", "algo", "emit_annotation",
     "emit_exception", "emit_message", "emit_object", "emit_reward", "find_final_reward", "find_reward_spans", "get_message_value",
-    "get_object_value", "get_reward_value", "get_rewards_from_span", "is_reward_span", "llm_rollout", "prompt_rollout", "rollout",
+    "get_object_value", "get_reward_value", "get_rewards_from_span", "is_reward_span", "llm_rollout", "operation",
+    "prompt_rollout", "rollout",
 ]  # fmt: skip
 
 _SPANS = "make spans with OpenTelemetry's API inside the agent, under OtelTracer"
@@ -74,15 +84,11 @@ NOT_OFFERED = {
     "WeaveTracer": "OtelTracer joins the process's own OpenTelemetry provider, beside other exporters",
     "get_active_tracer": _SPANS,
     "set_active_tracer": _SPANS,
-    "operation": _SPANS,
     "reward": "return the reward, or call emit_reward(...)",
     "make_tag_attributes": "emit_annotation({...})",
     "make_link_attributes": "emit_annotation({...})",
     "query_linked_spans": "query_spans(...), and your own filter",
-    "Adapter": "any object with a method adapt(spans)",
-    "TraceAdapter": "any object with a method adapt(spans)",
-    "OtelTraceAdapter": "any object with a method adapt(spans)",
-    "TraceToTripletBase": "TracerTraceToTriplet",
+    "OtelTraceAdapter": "TraceAdapter: spans come out of the store, not out of OpenTelemetry",
     "ExecutionStrategy": "an agent that can be imported runs in processes, another one in a thread",
     "ClientServerExecutionStrategy": "the default: runners are processes",
     "SharedMemoryExecutionStrategy": "an agent that only this process has runs in a thread of it",

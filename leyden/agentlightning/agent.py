@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from leyden.agentlightning.emit import last_reward
 from leyden.agentlightning.records import AttemptedRollout
-from leyden.agentlightning.spans import rewards_of
 from leyden.runners.agent import Agent
 from leyden.runners.agent import rollout as make_agent
-from leyden.runners.tracer import current_recorder
 from leyden.types import LLM, Mode, Resource, Rollout
 
 T = TypeVar("T")
@@ -26,7 +25,7 @@ class RecipeAgent(Agent):
     async def run(self, rollout: Rollout, resources: Mapping[str, Resource]) -> Any:
         """The answer; for an agent that returned none, the last reward it emitted."""
         answer = await super().run(rollout, resources)
-        return _last_emitted() if answer is None else answer
+        return last_reward() if answer is None else answer
 
 
 def rollout(function: Callable[..., Any]) -> Agent:
@@ -108,12 +107,3 @@ def _own_url(resource: Resource) -> Resource:
         base = resource.endpoint.rstrip("/").removesuffix("/v1")
         return resource.model_copy(update={"endpoint": f"{base}/a/{resource.api_key}/v1"})
     return resource
-
-
-def _last_emitted() -> dict[str, float] | None:
-    """All names of the last emitted reward; its first one counts as *the* reward."""
-    recorder = current_recorder()
-    for span in reversed(recorder.spans if recorder else ()):
-        if rewards := rewards_of(span):
-            return dict(rewards) | {"reward": rewards[0][1]}
-    return None

@@ -1,15 +1,23 @@
-"""Things an agent says while it runs: rewards and notes, each kept as a span of its attempt."""
+"""Things an agent says while it runs: rewards and notes, each kept as a span of its attempt under the recipe's names.
+
+Outside a rollout a note is kept nowhere, and a reward is an error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from leyden.agentlightning.spans import REWARD, reward_attributes
 from leyden.errors import UsageError
+from leyden.runners.emit import exception_attributes, flat, note
+from leyden.runners.operation import operation as operation
 from leyden.runners.rewards import Rewards, add_reward
 from leyden.runners.tracer import Recorder, current_recorder
 from leyden.types import Span
+
+_last: WeakKeyDictionary[Recorder, dict[str, float]] = WeakKeyDictionary()
 
 
 def emit_reward(
@@ -28,39 +36,35 @@ def emit_reward(
     checked: Rewards = {}
     for name, value in several.items():
         add_reward(checked, value, name)
-    return _recorder("emit_reward").note(REWARD, reward_attributes({r.name: r.value for r in checked.values()}) | dict(attributes or {}))
-
-
-def emit_message(message: str, attributes: Mapping[str, Any] | None = None) -> Span:
-    """A text."""
-    return _recorder("emit_message").note("agentlightning.message", {"agentlightning.message.body": message, **(attributes or {})})
-
-
-def emit_object(object: Any, attributes: Mapping[str, Any] | None = None) -> Span:
-    """Any JSON."""
-    return _recorder("emit_object").note("agentlightning.object", {"agentlightning.object": object, **(attributes or {})})
-
-
-def emit_annotation(annotation: Mapping[str, Any]) -> Span:
-    """Names and values; nested ones are flattened with dots."""
-    return _recorder("emit_annotation").note(REWARD, dict(_flat(annotation)))
-
-
-def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | None = None) -> Span:
-    """An exception that the agent has handled."""
-    about = {"exception.type": type(exception).__qualname__, "exception.message": str(exception)}
-    return _recorder("emit_exception").note("agentlightning.exception", {**about, **(attributes or {})})
-
-
-def _recorder(name: str) -> Recorder:
     recorder = current_recorder()
     if recorder is None:
-        raise UsageError(f"{name}() was called outside a rollout", "call it in an agent that a runner runs")
-    return recorder
+        raise UsageError("emit_reward() was called outside a rollout", "call it in an agent that a runner runs")
+    numbers = {r.name: r.value for r in checked.values()}
+    _last[recorder] = numbers | {"reward": next(iter(numbers.values()))}
+    return recorder.note(REWARD, reward_attributes(numbers) | dict(attributes or {}))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return flat
+def last_reward() -> dict[str, float] | None:
+    """All names of the last one emitted in the running attempt; its first one counts as *the* reward."""
+    recorder = current_recorder()
+    return None if recorder is None else _last.get(recorder)
+
+
+def emit_message(message: str, attributes: Mapping[str, Any] | None = None) -> Span | None:
+    """A text."""
+    return note("agentlightning.message", {"agentlightning.message.body": message, **(attributes or {})})
+
+
+def emit_object(object: Any, attributes: Mapping[str, Any] | None = None) -> Span | None:
+    """Any JSON."""
+    return note("agentlightning.object", {"agentlightning.object": object, **(attributes or {})})
+
+
+def emit_annotation(annotation: Mapping[str, Any]) -> Span | None:
+    """Names and values; nested ones are flattened with dots."""
+    return note(REWARD, flat(annotation))
+
+
+def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | None = None) -> Span | None:
+    """An exception that the agent has handled."""
+    return note("agentlightning.exception", {**exception_attributes(exception), **(attributes or {})})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
+from pydantic import Field
+
+from leyden.algorithm.conversations import IGNORED as IGNORED
+from leyden.algorithm.conversations import Conversation, follow
+from leyden.algorithm.refusals import Quarantined, Refusal
 from leyden.types import Record, Triplet
 
-IGNORED = -100  # the label that cross-entropy skips
+ENDED = ("stop", "tool_calls", "function_call")  # finish reasons of a turn that the model itself ended
 
 
 @dataclass(frozen=True)
@@ -35,127 +40,140 @@ class Row:
         return sum(label != IGNORED for label in self.labels)
 
 
-class RowRefusal(StrEnum):
-    """Why what an attempt said makes no row."""
-
-    NO_REWARD = "no_reward"  # nobody scored the attempt
-    TRUNCATED = "truncated"  # a call stopped at its token limit: learning it would teach to stop mid-sentence
-    NO_EOS = "no_eos"  # it ended by "stop" (or "tool_calls", which is the same with a call), but not in a sampled end-of-turn token
-    TOO_LONG = "too_long"  # longer than the training child would keep
-    EMPTY = "empty"  # nothing was sampled
-
-
 class RowsConfig(Record):
-    max_tokens: int = 4096  # longest row, prompt included
-    keep_truncated: bool = False
+    max_tokens: int = Field(4096, ge=2)  # longest row, prompt included
+    truncate: Literal["refuse", "turns"] = "refuse"  # a longer one, or (turns) leave off the calls at its end that do not fit
+    keep_truncated: bool = False  # learn from calls that stopped at their token limit
+    any_template: bool = False  # learn from prompts that the checkpoint's own chat template would not have made
 
 
 @dataclass(frozen=True)
 class RowsReport:
+    """``calls`` = ``rows`` + ``merged_calls`` + the calls in quarantine."""
+
     calls: int
     rows: int
-    refused: dict[str, int]
+    refused: dict[str, int]  # rows, by reason
     merged_calls: int  # calls that extended an earlier one of their attempt, and share its row
     forks: int  # later calls of an attempt that extend none of its rows
+    cut_calls: int  # left off at the ends of rows that were too long with them
     ended_by_eos: int  # rows whose last label is the sampled end-of-turn token
     tokens: int
     sampled_tokens: int
     tokens_saved: int  # by merging: what separate rows would have repeated
 
 
-@dataclass
-class _Draft:
-    """A row in the making: one conversation as far as it has been followed."""
+@dataclass(frozen=True)
+class Built:
+    rows: list[Row]
+    report: RowsReport
+    quarantined: list[Quarantined]
 
-    input_ids: list[int]
-    labels: list[int]
-    calls: list[Triplet] = field(default_factory=list)
 
-    def continues(self, call: Triplet) -> bool:
-        """The call's prompt is this conversation word for word, and was judged the same. A change of reward starts a row of its own."""
-        return self.calls[-1].reward == call.reward and call.prompt_ids[: len(self.input_ids)] == self.input_ids
-
-    def add(self, call: Triplet) -> None:
-        new = call.prompt_ids[len(self.input_ids) :]  # what the template and the tools put in between
-        self.input_ids += new + call.response_ids
-        self.labels += [IGNORED] * len(new) + call.response_ids
-        self.calls.append(call)
+Misread = Callable[[Triplet], str | None]
+"""Of a conversation's first call: how its prompt differs from what the checkpoint being trained would have read; None if it does not."""
 
 
 def build_rows(
-    triplets: Iterable[Triplet], tasks: Mapping[str, str], eos_ids: Collection[int], config: RowsConfig | None = None
-) -> tuple[list[Row], RowsReport]:
+    triplets: Iterable[Triplet],
+    tasks: Mapping[str, str],
+    eos_ids: Collection[int],
+    config: RowsConfig | None = None,
+    misread: Misread = lambda opening: None,
+) -> Built:
     """Merge each attempt's calls into as few rows as their ids allow.
 
     ``triplets``: each attempt's together, in order. ``tasks``: rollout id → task id. ``eos_ids``: the model's end-of-turn tokens.
     """
     config = config or RowsConfig()
     rows: list[Row] = []
+    quarantined: list[Quarantined] = []
     refused: Counter[str] = Counter()
-    calls = merged = forks = separate_tokens = eos_rows = 0
+    calls = forks = cut = separate_tokens = 0
     for _, group in groupby(triplets, key=lambda t: (t.rollout_id, t.attempt)):
-        drafts = _follow(attempt := list(group))
-        calls += len(attempt)
-        merged += len(attempt) - len(drafts)
-        forks += len(drafts) - 1
-        for draft in drafts:
-            reason = _refuse(draft, eos_ids, config)
-            if reason:
-                refused[reason] += 1
-                continue
-            last = draft.calls[-1]
-            eos_rows += draft.labels[-1] in eos_ids
-            separate_tokens += sum(len(c.prompt_ids) + len(c.response_ids) for c in draft.calls)
-            rows.append(
-                Row(
-                    input_ids=draft.input_ids,
-                    labels=draft.labels,
-                    reward=last.reward if last.reward is not None else 0.0,
-                    rollout_id=last.rollout_id,
-                    attempt=last.attempt,
-                    task=tasks.get(last.rollout_id, last.rollout_id),
-                    generation_ids=tuple(c.generation_id for c in draft.calls),
-                    checkpoint=last.checkpoint,
+        attempt = list(group)
+        silent = [call for call in attempt if not call.response_ids]
+        if silent:
+            refused[Refusal.EMPTY] += len(silent)
+            quarantined.append(_quarantine(silent, Refusal.EMPTY, None, tasks))
+        conversations = follow(call for call in attempt if call.response_ids)
+        calls += len(silent)
+        forks += max(0, len(conversations) - 1)
+        for one in conversations:
+            calls += len(one.calls)
+            if config.truncate == "turns" and (left_off := one.cut(config.max_tokens)):
+                cut += len(left_off)
+                quarantined.append(
+                    _quarantine(left_off, Refusal.TOO_LONG, f"beyond {config.max_tokens} tokens; the row ends before", tasks)
                 )
-            )
+            found = _refuse(one, eos_ids, config, misread)
+            if found is not None:
+                refused[found[0]] += 1
+                quarantined.append(_quarantine(one.calls, *found, tasks))
+                continue
+            separate_tokens += sum(len(call.prompt_ids) + len(call.response_ids) for call in one.calls)
+            rows.append(_row(one, tasks))
     tokens = sum(len(row.input_ids) for row in rows)
     report = RowsReport(
         calls=calls,
         rows=len(rows),
         refused=dict(refused),
-        merged_calls=merged,
+        merged_calls=sum(len(row.generation_ids) - 1 for row in rows),
         forks=forks,
-        ended_by_eos=eos_rows,
+        cut_calls=cut,
+        ended_by_eos=sum(row.labels[-1] in eos_ids for row in rows),
         tokens=tokens,
         sampled_tokens=sum(row.sampled_tokens for row in rows),
         tokens_saved=separate_tokens - tokens,
     )
-    return rows, report
+    return Built(rows, report, quarantined)
 
 
-def _follow(calls: Iterable[Triplet]) -> list[_Draft]:
-    """One draft per conversation: sub-agents and ``n > 1`` fork, a next turn extends the longest one it repeats."""
-    drafts: list[_Draft] = []
-    for call in calls:
-        candidates = [draft for draft in drafts if draft.continues(call)]
-        if candidates:
-            draft = max(candidates, key=lambda d: len(d.input_ids))
-        else:
-            drafts.append(draft := _Draft([], []))
-        draft.add(call)
-    return drafts
+def _row(one: Conversation, tasks: Mapping[str, str]) -> Row:
+    last = one.calls[-1]
+    assert last.reward is not None
+    return Row(
+        input_ids=one.input_ids,
+        labels=one.labels,
+        reward=last.reward,
+        rollout_id=last.rollout_id,
+        attempt=last.attempt,
+        task=tasks.get(last.rollout_id, last.rollout_id),
+        generation_ids=tuple(call.generation_id for call in one.calls),
+        checkpoint=last.checkpoint,
+    )
 
 
-def _refuse(draft: _Draft, eos_ids: Collection[int], config: RowsConfig) -> RowRefusal | None:
-    last = draft.calls[-1]
+def _quarantine(calls: Sequence[Triplet], reason: Refusal, detail: str | None, tasks: Mapping[str, str]) -> Quarantined:
+    return Quarantined(
+        rollout_id=calls[0].rollout_id,
+        attempt=calls[0].attempt,
+        generation_ids=tuple(call.generation_id for call in calls),
+        reason=reason,
+        detail=detail,
+        task=tasks.get(calls[0].rollout_id),
+    )
+
+
+def _refuse(one: Conversation, eos_ids: Collection[int], config: RowsConfig, misread: Misread) -> tuple[Refusal, str | None] | None:
+    last = one.calls[-1]
     if last.reward is None:
-        return RowRefusal.NO_REWARD
-    if all(label == IGNORED for label in draft.labels):
-        return RowRefusal.EMPTY
-    if not config.keep_truncated and any(call.finish_reason == "length" for call in draft.calls):
-        return RowRefusal.TRUNCATED
-    if last.finish_reason in ("stop", "tool_calls") and (not last.response_ids or last.response_ids[-1] not in eos_ids):
-        return RowRefusal.NO_EOS
-    if len(draft.input_ids) > config.max_tokens:
-        return RowRefusal.TOO_LONG
+        return Refusal.NO_REWARD, None
+    if len(one.input_ids) > config.max_tokens:
+        return Refusal.TOO_LONG, f"{len(one.input_ids)} tokens, over {config.max_tokens}"
+    if any(call.finish_reason is None for call in one.calls):
+        return Refusal.FINISH_UNKNOWN, None  # it may have been cut off: "stop" is what an engine says, never what is assumed
+    cut_off = [(turn, call.finish_reason) for turn, call in enumerate(one.calls, 1) if call.finish_reason not in ENDED]
+    if cut_off and not config.keep_truncated:
+        return Refusal.TRUNCATED, f"call {cut_off[0][0]} of {len(one.calls)} ended by {cut_off[0][1]}"
+    if last.finish_reason in ENDED and not _ends(last, eos_ids):
+        return Refusal.NO_EOS, f"ended by {last.finish_reason} in token {last.response_ids[-1]}"
+    if not config.any_template and (difference := misread(one.calls[0])) is not None:
+        return Refusal.TEMPLATE_MISMATCH, difference
     return None
+
+
+def _ends(call: Triplet, eos_ids: Collection[int]) -> bool:
+    """Whether its last token is one to stop at. Which tokens a stop text was sampled in, only the engine knows."""
+    end = call.response_ids[-1]
+    return end in eos_ids or end in call.stops or any(isinstance(stop, str) for stop in call.stops)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from leyden.algorithm.dataset import row_id
-from leyden.algorithm.rows import IGNORED, Row, RowRefusal, RowsConfig, build_rows
-from leyden.algorithm.triplets import GenerationsToTriplets
+from leyden.algorithm.harvest import Learner, harvest
+from leyden.algorithm.refusals import Refusal
+from leyden.algorithm.rows import IGNORED, Row, RowsConfig
 from leyden.environments.attempt import AttemptResult
 from leyden.environments.exports.candidates import Candidates
 from leyden.environments.exports.options import ExportOptions
@@ -91,7 +92,7 @@ class _Rows:
         self._pair = pair
         self._options = options
         self._candidates = Candidates(options, learns_from_failures=False)
-        self._eos_ids = eos_ids
+        self._learner = Learner(eos_ids)
         self._config = RowsConfig(max_tokens=max_tokens)
         self._refused: Counter[str] = Counter()
         self._seen: set[str] = set()
@@ -127,20 +128,17 @@ class _Rows:
         assert attempt.score is not None
         if not calls:
             return self._refuse("the store has no call of it")
-        adapter = GenerationsToTriplets()
         reward = Reward(value=attempt.score.value, rollout_id=calls[0].rollout_id, attempt=calls[0].attempt)
-        triplets = adapter.adapt(calls, [reward])
-        rows, report = build_rows(triplets, {calls[0].rollout_id: str(result.task.id)}, self._eos_ids, self._config)
-        left_out = Counter({str(reason): n for reason, n in [*report.refused.items(), *adapter.refused.items()]})
+        crop = harvest(calls, [reward], {calls[0].rollout_id: str(result.task.id)}, self._learner, self._config)
+        rows = crop.rows
         if not rows:
-            reasons = list(left_out)
-            return Outcome.SKIPPED_TRUNCATED if RowRefusal.TRUNCATED in reasons else self._refuse(str(reasons[0]) if reasons else "empty")
+            return Outcome.SKIPPED_TRUNCATED if Refusal.TRUNCATED in crop.reasons else self._refuse(str(crop.quarantined[0].reason))
         new = [row for row in rows if _content(row) not in self._seen]
         if self._options.dedupe and not new:
             return Outcome.SKIPPED_DUPLICATE
         if self._options.limit is not None and self._n + len(rows) > self._options.limit:
             return Outcome.DROPPED_OVER_LIMIT
-        self._refused.update(f"a call of an attempt that was written: {reason}" for reason in left_out.elements())
+        self._refused.update({f"a call of an attempt that was written: {reason}": n for reason, n in crop.reasons.items()})
         self._duplicates += len(rows) - len(new)
         for row in rows:
             self._write(result, attempt, row, {call.id: call.logprobs for call in calls})

@@ -2,69 +2,89 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
+from typing import Any
 
+from leyden.algorithm.adapter import Adapter
+from leyden.algorithm.attribution import Attribution, attribute, positions
+from leyden.algorithm.refusals import Refusal as Refusal
 from leyden.environments.scored import of_one_source
 from leyden.types import Generation, Reward, Triplet
 
-
-class Refusal(StrEnum):
-    """Why a generation gave no triplet."""
-
-    ERROR = "error"  # the call failed
-    DISCONNECTED = "disconnected"  # the agent hung up before the answer was complete
-    LATE = "late"  # it arrived under a lease that was already lost
-    NO_IDS = "no_ids"  # the engine did not return its token ids
+Attempt = tuple[str | None, int | None]  # rollout, number
 
 
-class GenerationsToTriplets:
-    """Adapts captured generations. ``refused`` counts, over the adapter's life, what gave no triplet and why.
+class GenerationsToTriplets(Adapter[Generation, Triplet]):
+    """Adapts captured generations. One whose audit has a finding gives no triplet, and the finding is the reason.
 
-    Rewards follow the recipe's rule. Walking an attempt's calls backwards, the most recent reward carries to the calls before
-    it; a reward positioned on a generation starts at that call, one positioned at "end" at the last call. Of several sources'
-    rewards, those of ``source`` count, or for each attempt those of the source that spoke first.
+    ``vocabulary``: how many ids the checkpoint being trained knows; a call with another one gives no triplet. ``checkpoint``: its name,
+    where only what it said itself is to be learnt. Of several sources' rewards, those of ``source`` count, or for each attempt those of
+    the source that spoke first; ``attribution`` says which call each belongs to.
     """
 
-    def __init__(self, reward_name: str = "reward", source: str | None = None) -> None:
+    def __init__(
+        self,
+        reward_name: str = "reward",
+        source: str | None = None,
+        attribution: Attribution | None = None,
+        vocabulary: int | None = None,
+        checkpoint: str | None = None,
+    ) -> None:
+        super().__init__()
         self.reward_name = reward_name
         self.source = source
-        self.refused: Counter[Refusal] = Counter()
-        self.unplaced_rewards = 0  # positioned on something that is no call of the attempt, e.g. a tool's span
+        self.attribution = attribution or Attribution()
+        self.vocabulary = vocabulary
+        self.checkpoint = checkpoint
+        self.unplaced_rewards = 0  # that belong to no call, e.g. positioned on a tool's span
 
-    def adapt(self, generations: Iterable[Generation], rewards: Iterable[Reward]) -> list[Triplet]:
-        """Generations of any number of attempts, each attempt's in order of start. A triplet without a reward has None."""
-        attempts: dict[tuple[str, int], list[Generation]] = {}
-        for generation in generations:
+    def adapt(self, captured: Iterable[Generation], rewards: Iterable[Reward] = ()) -> list[Triplet]:
+        """Each attempt's in order of start. A triplet without a reward has None."""
+        attempts: dict[Attempt, list[Generation]] = {}
+        for generation in captured:
             attempts.setdefault((generation.rollout_id, generation.attempt), []).append(generation)
-        positioned: dict[tuple[str | None, int | None], dict[str, float]] = {}
-        for reward in of_one_source(rewards, self.reward_name, self.source):
-            positioned.setdefault((reward.rollout_id, reward.attempt), {})[reward.position] = reward.value
+        positioned = by_position(rewards, self.reward_name, self.source)
         return [triplet for key, calls in attempts.items() for triplet in self._adapt_attempt(calls, positioned.get(key, {}))]
 
     def _adapt_attempt(self, calls: Sequence[Generation], rewards: Mapping[str, float]) -> list[Triplet]:
-        self.unplaced_rewards += len(rewards.keys() - {call.id for call in calls} - {"end"})
+        values, unplaced = attribute(len(calls), positions([call.id for call in calls], rewards), self.attribution)
+        self.unplaced_rewards += unplaced
         triplets = []
-        recent = rewards.get("end")
-        for call in reversed(calls):
-            recent = rewards.get(call.id, recent)
-            reason = _refuse(call)
-            if reason:
-                self.refused[reason] += 1
+        for call, value in zip(calls, values, strict=True):
+            if (found := self._find(call)) is not None:
+                self.refuse(call.rollout_id, call.attempt, call.id, *found)
             else:
-                triplets.append(_triplet(call, recent))
-        return triplets[::-1]
+                triplets.append(_triplet(call, value))
+        return triplets
+
+    def _find(self, call: Generation) -> tuple[Refusal, str | None] | None:
+        if call.status != "ok":
+            return Refusal(call.status), call.error
+        if call.late:
+            return Refusal.LATE, None
+        if self.checkpoint is not None and call.checkpoint != self.checkpoint:
+            return Refusal.OTHER_CHECKPOINT, f"{call.checkpoint or call.model} said it, not {self.checkpoint}"
+        if call.audit is not None and call.audit.findings:
+            return Refusal(call.audit.findings[0]), ", ".join(call.audit.findings[1:]) or None
+        if not call.prompt_token_ids or call.response_token_ids is None:
+            return Refusal.NO_IDS, None
+        stranger = out_of(self.vocabulary, call.prompt_token_ids) or out_of(self.vocabulary, call.response_token_ids)
+        return (Refusal.OUT_OF_VOCABULARY, stranger) if stranger else None
 
 
-def _refuse(call: Generation) -> Refusal | None:
-    if call.status != "ok":
-        return Refusal(call.status)
-    if call.late:
-        return Refusal.LATE
-    if not call.prompt_token_ids or call.response_token_ids is None:
-        return Refusal.NO_IDS
-    return None
+def by_position(rewards: Iterable[Reward], name: str, source: str | None) -> dict[Attempt, dict[str, float]]:
+    """Attempt → position → value, of one source."""
+    found: dict[Attempt, dict[str, float]] = {}
+    for reward in of_one_source(rewards, name, source):
+        found.setdefault((reward.rollout_id, reward.attempt), {})[reward.position] = reward.value
+    return found
+
+
+def out_of(vocabulary: int | None, ids: Sequence[int]) -> str | None:
+    """What is wrong with the least or the greatest of ``ids`` [T], for a person; None where all are known."""
+    if vocabulary is None or not ids or (min(ids) >= 0 and max(ids) < vocabulary):
+        return None
+    return f"id {min(ids) if min(ids) < 0 else max(ids)} of a vocabulary of {vocabulary}"
 
 
 def _triplet(call: Generation, reward: float | None) -> Triplet:
@@ -74,8 +94,14 @@ def _triplet(call: Generation, reward: float | None) -> Triplet:
         logprobs=call.logprobs,
         reward=reward,
         finish_reason=call.finish_reason,
+        stops=_stops(call.sampling),
         rollout_id=call.rollout_id,
         attempt=call.attempt,
         generation_id=call.id,
         checkpoint=call.checkpoint,
     )
+
+
+def _stops(sampling: Mapping[str, Any]) -> tuple[str | int, ...]:
+    texts = sampling.get("stop") or ()
+    return (*((texts,) if isinstance(texts, str) else texts), *(sampling.get("stop_token_ids") or ()))

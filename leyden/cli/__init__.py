@@ -18,6 +18,7 @@ VERBS = {
     "rollouts": "List rollouts, show, count, cancel them and queue them again.",
     "queues": "List queues; pause, resume and limit them.",
     "traces": "List what agents did, and show it call by call.",
+    "tokens": "Show whether what is trained on is what the model sampled, call by call.",
     "workers": "List runner processes.",
     "sql": "Run one read-only query over the store's views.",
     "prune": "Delete rollouts that ended long ago.",
@@ -31,6 +32,7 @@ VERBS = {
     "rescore": "Score the attempts of an eval again, with another scorer.",
     "export": "Make a dataset of an eval.",
     "pools": "Check that nothing measured is trained on; list and change task pools.",
+    "quarantine": "List the calls of a run that are in none of its rows; try them again.",
     "runs": "List training runs and show what they came to.",
     "doctor": "Look for what would stop or spoil a run, and say what mends it.",
 }

@@ -52,11 +52,7 @@ class Attempts:
         task, index = self.task_of(rollout)
         name = f"{rollout.id}-{rollout.attempt}"  # of this attempt and of no other
         context = AttemptContext(rollout, llm, ids={"session_id": f"session-{name}", "user_id": f"user-{name}"})
-        trial = await try_once(
-            self._env.subject, self._env.scorer, self._env.timeout_seconds, task, context, index, seed=rollout.episode.seed
-        )
-        named = replace(trial.result, rollout_id=rollout.id, attempt=rollout.attempt)
-        return Trial(replace(named, scorer=self.source) if named.score is not None else named, trial.failure)
+        return await try_once(self._env.subject, self._env.scorer, self._env.timeout_seconds, task, context, index, self.source)
 
     def record_of(self, trial: Trial) -> tuple[Trial, str]:
         """The attempt as the store keeps it. A score that cannot be written down leaves it unscored; an output, an error."""

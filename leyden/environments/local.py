@@ -9,6 +9,7 @@ from typing import Any
 from leyden.environments.attempting import Attempts, record_span
 from leyden.environments.driving import attempt_of, driving, enqueue, in_order_of_ending, lent, named_generations
 from leyden.environments.evaldir import EvalDir
+from leyden.environments.heap import heap_at_rest
 from leyden.environments.plan import Key, Plan
 from leyden.environments.stored import RECORD
 from leyden.environments.tally import Tally
@@ -31,7 +32,8 @@ async def run_here(run: EvalDir, asked: Mapping[str, Any], plan: Plan, tally: Ta
                 await store.stop_worker(worker.id)
         async with driving(store, run.id, asked) as driven, lent(store, plan.llm) as resources_id:
             rollouts = await enqueue(store, plan, run.id, resources_id, remote=False)
-            await _Here(store, plan, tally, rollouts).run()
+            with heap_at_rest():
+                await _Here(store, plan, tally, rollouts).run()
             await store.finish_run(run.id, driven.epoch, RunState.SUCCEEDED, {"n_attempts": tally.n_ended, "n_scored": tally.n_scored})
     finally:
         await store.close()

@@ -63,21 +63,25 @@ class Plan:
         """In the order of ``keys``. ``remote``: others claim them; the store then ends what runs past its time, for we cannot."""
         limit = (self.env.timeout_seconds or LONGEST) + GRACE + SLACK if remote else LONGEST
         config = RolloutConfig(attempt_timeout=min(limit, LONGEST), retry_on=_RETRIED)
-        specs = {task.id: hashlib.sha256(encode([task.id, task.input, self.seed])).hexdigest() for task in self.tasks}
-        by_id = {task.id: task for task in self.tasks}
+        by_id = {task.id: (task, self._episode(task)) for task in self.tasks}
         for task_id, index in self.keys:
+            task, episode = by_id[task_id]
             yield NewRollout(
-                input={"task": task_id, "input": by_id[task_id].input, "attempt": index},
+                input={"task": task_id, "input": task.input, "attempt": index},
                 mode=Mode.TEST,
                 queue=self.queue if remote else DEFAULT_QUEUE,
                 run_id=run_id,
                 group=_short(task_id),
                 metadata={"env": self.env.name, "step": "eval", "k": index},
                 idempotency_key=f"{run_id}/{_short(task_id)}/{index}",
-                episode=Episode(environment_class_id=self.env_fingerprint.digest, episode_spec_id=specs[task_id], seed=self.seed),
+                episode=episode,
                 config=config,
                 resources_id=resources_id,
             )
+
+    def _episode(self, task: Task) -> Episode:
+        spec = hashlib.sha256(encode([task.id, task.input, self.seed])).hexdigest()
+        return Episode(environment_class_id=self.env_fingerprint.digest, episode_spec_id=spec, seed=self.seed)
 
 
 async def make_plan(

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -30,7 +31,7 @@ class TaskResult:
     attempts: tuple[AttemptResult, ...]
     planned: int | None = None
 
-    @property
+    @cached_property
     def n_scored(self) -> int:
         return sum(attempt.score is not None for attempt in self.attempts)
 
@@ -38,7 +39,7 @@ class TaskResult:
     def n_unscored(self) -> int:
         return len(self.attempts) - self.n_scored
 
-    @property
+    @cached_property
     def n_passed(self) -> int:
         return sum(attempt.passed for attempt in self.attempts)
 

@@ -133,20 +133,22 @@ async def arun_rollouts(
 def run_to_end(env: Environment, asking: Asking) -> EnvironmentRunResult:
     """``drive`` in an event loop of its own. Raises ``RunInterrupted`` on Ctrl+C."""
     cancelled: list[RunCancelled] = []
+    results: list[EnvironmentRunResult] = []
 
-    async def go() -> EnvironmentRunResult:
+    async def go() -> None:  # its task has no result: asyncio.run() spells the task out when it hands SIGINT back, however large that is
         try:
-            return await drive(env, asking)
+            results.append(await drive(env, asking))
         except RunCancelled as error:
             cancelled.append(error)
             raise
 
     try:
-        return asyncio.run(go())
+        asyncio.run(go())
     except KeyboardInterrupt:
         if not cancelled:
             raise
         raise RunInterrupted(cancelled[0].result, cancelled[0].eval_id) from None
+    return results[0]
 
 
 @connections()

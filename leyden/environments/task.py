@@ -31,10 +31,17 @@ class Task:
     def fresh(self) -> Task:
         """A copy that shares nothing with this one: what an attempt and its scorer are given. Raises ``UsageError`` if something in it
         cannot be copied."""
+        return replace(self, input=self.fresh_input(), expected=self.fresh_expected(), metadata=self._copied(dict(self.metadata)))
+
+    def fresh_input(self) -> Any:
+        return self._copied(self.input)
+
+    def fresh_expected(self) -> Any:
+        return self._copied(self.expected)
+
+    def _copied(self, value: Any) -> Any:
         try:
-            return replace(
-                self, input=copy.deepcopy(self.input), expected=copy.deepcopy(self.expected), metadata=copy.deepcopy(dict(self.metadata))
-            )
+            return copy.deepcopy(value)
         except Exception as error:  # __deepcopy__ may be anybody's
             raise UsageError(f"task {self.id!r} cannot be copied: {error}", "make input and expected of plain values") from error
 

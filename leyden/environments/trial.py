@@ -42,9 +42,10 @@ class _Broke(Exception):
 
 
 async def try_once(
-    subject: Subject, scorer: Scorer, timeout: float | None, task: Task, context: AttemptContext, index: int, *, seed: int | None = None
+    subject: Subject, scorer: Scorer, timeout: float | None, task: Task, context: AttemptContext, index: int, source: str | None = None
 ) -> Trial:
-    """Run one task and score the output. ``timeout`` (seconds) is for both together; what was committed before it ran out is kept.
+    """Run one task and score the output, for which ``source`` is named. ``timeout`` (seconds) is for both together; what was committed
+    before it ran out is kept.
 
     Nothing but this task's own cancellation is raised: what the agent or the scorer raise, ``CancelledError`` included, is the result's
     ``error``. The score is asked for only where the run completed. A sync scorer runs in a thread that nobody can stop.
@@ -70,7 +71,10 @@ async def try_once(
         duration_seconds=perf_counter() - began,
         error=error,
         error_type=kind,
-        seed=seed,
+        rollout_id=context.rollout.id,
+        attempt=context.rollout.attempt,
+        seed=context.rollout.episode.seed,
+        scorer=None if score is None else source,
     )
     return Trial(result, failure)
 
@@ -86,7 +90,7 @@ async def _run_and_score(subject: Subject, scorer: Scorer, task: Task, context: 
     if output is None or output.status is not RunStatus.COMPLETED:
         return None
     try:
-        score: Any = await scorer.ascore(output, task.fresh().expected)
+        score: Any = await scorer.ascore(output, task.fresh_expected())
         if not isinstance(score, Score):
             raise TypeError(f"a scorer returns a Score, not {type(score).__name__}")
     except BaseException as error:

@@ -27,6 +27,7 @@ class Engine(Protocol):
     model_name: str  # what requests must name; another one after a switch
     base_url: str  # ends in /v1; empty until started
     can_switch: bool  # whether another version of the same base can be served without a restart
+    exact: bool  # whether the proxy is to go on with the very ids that were sampled
 
     async def start(self) -> None:
         """Raises ``UsageError`` for a broken checkpoint or a missing extra, ``Unavailable`` with the end of its log when the child dies
@@ -89,8 +90,9 @@ class EmbeddedEngine:
         device: str | None = None,
         max_model_len: int | None = None,
         start_timeout: float = 300.0,
+        exact: bool = False,
     ) -> None:
-        self.model_dir = model_dir
+        self.model_dir, self.exact = model_dir, exact
         self.model_name = model_name or model_dir.resolve().name
         self.base_url = ""
         self.log_path, self.marker = log_path, marker

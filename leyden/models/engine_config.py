@@ -26,6 +26,7 @@ class EngineConfig(Record):
     gpu_memory_utilization: float = Field(0.7, gt=0, le=1)  # GPU only
     quantization: str | None = None  # GPU only; "bitsandbytes" halves what a 4B model needs and answers slower
     tool_call_parser: str = "hermes"
+    exact: bool = False  # each prompt goes on with the very ids that were sampled (docs/token-fidelity.md)
     enforce_eager: bool | None = None  # None: on a CPU, where compiling takes minutes
     kv_cache_gib: int = Field(2, ge=1)  # CPU only: VLLM_CPU_KVCACHE_SPACE
     runtime_lora: bool = False  # one engine on the base, adapters loaded into it; False: a restart on the merged weights

@@ -61,6 +61,7 @@ def make_engine(config: EngineConfig, version: Version, base: Version, *, log_pa
             port=config.port,
             max_model_len=config.max_model_len,
             start_timeout=config.start_timeout,
+            exact=config.exact,
         )
     prefix = find_vllm(config)
     assert prefix is not None  # or ``choose`` would have raised

@@ -69,7 +69,7 @@ def inspect_template(directory: Path) -> TemplateReport:
     source = read_template(directory)
     if not source:
         raise UsageError(f"{directory} has no chat template", f"leyden models import {directory} --to DIRECTORY --chat-template hermes")
-    template = _Template(source, _special_tokens(directory))
+    template = Template(source, special_tokens(directory))
     first = template.render([_USER])
     closed = template.render([_USER, {"role": "assistant", "content": _ANSWER}], generation_prompt=False)
     second = template.render([_USER, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _MORE}])
@@ -86,7 +86,7 @@ def inspect_template(directory: Path) -> TemplateReport:
     )
 
 
-class _Template:
+class Template:
     """Compiled as Transformers compiles it (transformers/utils/chat_template_utils.py): sandboxed, with the same few additions."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
@@ -123,9 +123,11 @@ class _Template:
         except TemplateError as error:
             raise UsageError(f"the chat template does not compile: {error}", "take the one of the model's publisher") from None
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, generation_prompt: bool = True) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, generation_prompt: bool = True, **more: Any) -> str:
+        """Raises ``UsageError`` where the template refuses. ``more``: other names that a template may ask for."""
+        told = {**self._special_tokens, **more, "messages": messages, "tools": tools, "add_generation_prompt": generation_prompt}
         try:
-            return self._template.render(messages=messages, tools=tools, add_generation_prompt=generation_prompt, **self._special_tokens)
+            return self._template.render(**told)
         except (self._error, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise UsageError(f"the chat template cannot render a conversation: {error}", "take the one of the model's publisher") from None
 
@@ -137,7 +139,7 @@ class _Template:
             return ""
 
 
-def _special_tokens(directory: Path) -> dict[str, str]:
+def special_tokens(directory: Path) -> dict[str, str]:
     tokens = {name: value.get("content") if isinstance(value, dict) else value for name, value in _settings(directory).items()}
     return {name: value for name, value in tokens.items() if name.endswith("_token") and isinstance(value, str)}
 

@@ -44,7 +44,7 @@ class VLLMEngine:
         self.loaded = base if config.runtime_lora else version  # whose weights the child loads
         self.model_name = self.loaded.name
         self.base_url = ""
-        self.can_switch = config.runtime_lora
+        self.can_switch, self.exact = config.runtime_lora, config.exact
         self.log_path, self.marker = log_path, marker
         self._child = EngineChild(f"vLLM with {self.loaded.path}")
         self._gpus_before: list[Gpu] = []
@@ -154,6 +154,8 @@ def arguments(config: EngineConfig, model_dir: Path, gpus: Sequence[Gpu]) -> lis
         options += ["--quantization", config.quantization] if config.quantization else []
     if config.enforce_eager or (config.enforce_eager is None and not gpus):
         options.append("--enforce-eager")
+    if config.exact:
+        options.append("--enable-scale-out")  # rendering and generating apart
     if config.runtime_lora:
         # Two at once, so that the new one is loaded and tried while calls on the old one end.
         rank = next((rank for rank in RANKS if rank >= config.max_lora_rank), RANKS[-1])

@@ -83,15 +83,16 @@ class Answer:
         if not self._readers:
             self.abandon(Refusal(499, DISCONNECTED, "the client went away"))
 
-    async def read(self) -> AsyncIterator[bytes]:
-        position = 0
-        while True:
-            while position < len(self.parts):
-                yield self.parts[position]
-                position += 1
-            if self.ended:
-                return
-            await self._changed.wait()
+    async def read(self) -> AsyncIterator[tuple[bytes, bool]]:
+        """What is there, in one piece; then what has come since, as it comes; and whether that is the last."""
+        position, ended = 0, False
+        while not ended:
+            end, ended = len(self.parts), self.ended
+            if end > position or ended:
+                yield self.parts[position] if end == position + 1 else b"".join(self.parts[position:end]), ended
+                position = end
+            else:
+                await self._changed.wait()
 
     def _body(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.status, self.headers = status, {**headers, "content-length": str(len(body))}
@@ -116,53 +117,66 @@ class Reader:
         answer.join()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        sending = asyncio.current_task()
+        assert sending is not None
+        watching = asyncio.create_task(self._leave_with_client(receive, sending))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            await self._send(send)
+        except asyncio.CancelledError:
+            if not self._gone:  # not by us
+                raise
         finally:
-            sending.cancel()
-            gone.cancel()
+            watching.cancel()
             self._answer.leave()
+
+    _gone = False
+
+    async def _leave_with_client(self, receive: Receive, sending: asyncio.Task[Any]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        sending.cancel()
 
     async def _send(self, send: Send) -> None:
         started = False
-        async for part in self._answer.read():
+        async for part, is_last in self._answer.read():
             if not started:
                 started = True
                 headers = [(name.encode(), value.encode("latin-1")) for name, value in self._answer.headers.items()]
                 await send({"type": "http.response.start", "status": self._answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": part, "more_body": not is_last})
 
 
 class Answers:
     """Recent answers by fingerprint, for requests marked as a retry. Failed ones are not remembered: their retry is a new sample."""
 
     def __init__(self) -> None:
-        self._recent: OrderedDict[Fingerprint, Answer] = OrderedDict()
+        self._live: dict[Fingerprint, Answer] = {}
+        self._recent: OrderedDict[Fingerprint, Answer] = OrderedDict()  # ended, the oldest first
+        self._size = 0  # bytes of them
 
     def find(self, fingerprint: Fingerprint) -> Answer | None:
         self._forget()
-        answer = self._recent.get(fingerprint)
+        answer = self._live.get(fingerprint) or self._recent.get(fingerprint)
         return None if answer is None or answer.failed or answer.abandoned else answer
 
-    def remember(self, fingerprint: Fingerprint, answer: Answer) -> None:
-        self._recent[fingerprint] = answer
-        self._recent.move_to_end(fingerprint)
+    def begin(self, fingerprint: Fingerprint, answer: Answer) -> None:
+        self._live[fingerprint] = answer
+
+    def settle(self, fingerprint: Fingerprint, answer: Answer) -> None:
+        """It has ended."""
+        if self._live.get(fingerprint) is answer:
+            del self._live[fingerprint]
+        if (before := self._recent.pop(fingerprint, None)) is not None:
+            self._size -= before.size
+        if not answer.failed:
+            self._recent[fingerprint] = answer
+            self._size += answer.size
         self._forget()
 
     def _forget(self) -> None:
         oldest = time.monotonic() - REMEMBER_SECONDS
-        size = sum(answer.size for answer in self._recent.values())
-        for fingerprint, answer in list(self._recent.items()):
-            if answer.ended and (answer.ended_at < oldest or size > REMEMBER_BYTES or len(self._recent) > REMEMBER_ANSWERS):
-                size -= answer.size
-                del self._recent[fingerprint]
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        while self._recent and (
+            len(self._recent) > REMEMBER_ANSWERS or self._size > REMEMBER_BYTES or next(iter(self._recent.values())).ended_at < oldest
+        ):
+            self._size -= self._recent.popitem(last=False)[1].size

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyden.proxy.answers import Reader
 from leyden.proxy.apis import APIS, Api
 from leyden.proxy.bindings import AttemptName, Bindings
 from leyden.proxy.calls import Calls
-from leyden.proxy.deployments import ModelTable
+from leyden.proxy.model_table import ModelTable
 from leyden.proxy.refusal import Refusal
 from leyden.types import AttemptBinding
 
@@ -23,7 +24,7 @@ MAX_BODY = 16 * 2**20  # bytes
 
 
 def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
-    """``/v1/...`` with an attempt's key as bearer token; ``/a/{key}/v1/...`` for agents that can set nothing but a URL.
+    """``/v1/...`` with an attempt's key as bearer token or ``x-api-key``; ``/a/{key}/v1/...`` for agents that can set only a URL.
 
     ``/rollout/{rollout_id}/attempt/{attempt}/v1/...``, Agent-lightning's form, needs no key: who reaches the store could look it up.
     """
@@ -33,7 +34,7 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
             return await bindings.resolve(AttemptName(request.path_params["rollout_id"], request.path_params["attempt"]))
         return await bindings.resolve(_key(request))
 
-    def answer_in(api: Api) -> Callable[[Request], Awaitable[ASGIApp]]:
+    def answer_in(api: Api) -> _Endpoint:
         async def answer(request: Request) -> ASGIApp:
             try:
                 binding = await bind(request)
@@ -45,12 +46,13 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
             is_retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
             return Reader(calls.answer(api, asked, binding, fingerprint, is_retry))
 
-        return answer
+        return _Endpoint(answer)
 
     async def list_models(request: Request) -> Response:
         await bind(request)
-        models = [{"id": d.model_name, "object": "model", "created": 0, "owned_by": "leyden"} for d in table.current]
-        return JSONResponse({"object": "list", "data": models})
+        models = [_model(deployment.model_name) for deployment in table.current]
+        ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {"first_id": None, "last_id": None}
+        return JSONResponse({"object": "list", "data": models, "has_more": False, **ends})
 
     routes: list[BaseRoute] = []
     for prefix in ("", "/a/{key}", "/rollout/{rollout_id}/attempt/{attempt:int}"):
@@ -59,13 +61,30 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
     return Starlette(routes=routes, exception_handlers={Refusal: _refuse, 404: _no_route, 405: _no_route, ClientDisconnect: _nobody})
 
 
+class _Endpoint:
+    """As an application of its own, an endpoint is spared what Starlette wraps around functions: twice every message on its way out."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+def _model(name: str) -> dict[str, Any]:
+    """As OpenAI lists a model, and as Anthropic does: every client reads its own fields."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "leyden"}
+    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
 def _key(request: Request) -> str:
     """Raises ``Refusal`` (401)."""
-    key = request.path_params.get("key")
-    if key is None:
+    key = request.path_params.get("key") or request.headers.get("x-api-key")
+    if not key:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise Refusal(401, "missing_api_key", "the request carries no api key", "send the attempt's key as bearer token")
+            raise Refusal(401, "missing_api_key", "the request carries no api key", "send the attempt's key as bearer token or x-api-key")
     return key
 
 
@@ -79,16 +98,29 @@ async def _read(request: Request) -> bytes:
     return bytes(raw)
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return JSONResponse(error.as_openai(), error.status, error.headers)
+    return Response(_form_of(request).refuse(error), error.status, error.headers)
 
 
 async def _no_route(request: Request, _: Exception) -> Response:
-    path = request.url.path.partition("/v1/")[2]  # what is before it may hold a key
-    hint = "it serves POST /v1/chat/completions and GET /v1/models"
+    path = _path(request)
+    hint = f"it serves {', '.join(f'POST /v1{api.path}' for api in APIS)} and GET /v1/models"
+    if path.startswith("v1/"):
+        hint = "this client adds /v1 itself: its base URL is the endpoint without /v1"
     refusal = Refusal(404, "unknown_url", f"the proxy does not serve {request.method} /v1/{path}", hint)
-    return JSONResponse(refusal.as_openai(), refusal.status, refusal.headers)
+    return Response(_form_of(request).refuse(refusal), refusal.status, refusal.headers)
+
+
+def _path(request: Request) -> str:
+    """Below /v1: what is before it may hold a key."""
+    return request.url.path.partition("/v1/")[2]
+
+
+def _form_of(request: Request) -> Api:
+    """The form in which to answer: that of the API below whose path the URL lies, OpenAI's for any other."""
+    path = f"/{_path(request).removeprefix('v1/')}/"
+    return next((api for api in APIS if path.startswith(f"{api.path}/")), APIS[0])
 
 
 async def _nobody(_: Request, __: Exception) -> Response:

@@ -6,19 +6,26 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import aclosing
-from typing import Literal
+from typing import Any, Literal
 
 from leyden.errors import LeaseLost, LeydenError
 from leyden.proxy.answers import DISCONNECTED, Answer, Answers, Fingerprint
 from leyden.proxy.apis import Api
-from leyden.proxy.asked import Asked
+from leyden.proxy.asked import TEXT, Asked
+from leyden.proxy.auditing import Auditor
 from leyden.proxy.capture import Capture
-from leyden.proxy.deployments import Deployment, Dialect, ModelTable
+from leyden.proxy.deployments import Deployment, Dialect
+from leyden.proxy.engine_facts import EngineFacts
+from leyden.proxy.exact import ExactUpstream
 from leyden.proxy.litellm_bridge import LiteLLMBridge
+from leyden.proxy.model_table import ModelTable
 from leyden.proxy.passthrough import PassThrough
-from leyden.proxy.refusal import Refusal
+from leyden.proxy.refusal import ENGINE_GONE, NotReached, Refusal
+from leyden.proxy.replicas import Replica, leading
+from leyden.proxy.text_upstream import TextUpstream
+from leyden.proxy.trails import Trails
 from leyden.server.interface import Store
-from leyden.types import AttemptBinding, LeaseRef, Span
+from leyden.types import AttemptBinding, LeaseRef
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +44,9 @@ class Calls:
         self._table = table
         self._counters = counters
         self._passthrough = PassThrough()
+        self._text = TextUpstream(self._passthrough)
+        self._facts = EngineFacts(self._passthrough)
+        self._auditor = Auditor(Trails(store), self._facts)
         self._litellm = LiteLLMBridge()
         self._answers = Answers()
         self._live: set[Answer] = set()
@@ -49,9 +59,13 @@ class Calls:
         answer = Answer(api, asked)
         self._live.add(answer)
         answer.task = asyncio.create_task(self._run(asked, binding, answer))
-        answer.task.add_done_callback(lambda _: self._live.discard(answer))
-        self._answers.remember(fingerprint, answer)
+        self._answers.begin(fingerprint, answer)
+        answer.task.add_done_callback(lambda _: self._settle(fingerprint, answer))
         return answer
+
+    def _settle(self, fingerprint: Fingerprint, answer: Answer) -> None:
+        self._live.discard(answer)
+        self._answers.settle(fingerprint, answer)
 
     async def stop(self) -> None:
         """Break off what is in flight, each with its record."""
@@ -59,10 +73,11 @@ class Calls:
         for answer, _ in live:
             answer.abandon(Refusal(503, "proxy_stopped", "the proxy was stopped during the call"))
         await asyncio.gather(*(task for _, task in live), return_exceptions=True)
+        self._facts.close()
         await self._passthrough.close()
 
     async def _run(self, asked: Asked, binding: AttemptBinding, answer: Answer) -> None:
-        capture = Capture(asked, binding.ref, self._counters)
+        capture = Capture(asked, binding.ref, self._counters, self._auditor)
         try:
             await self._ask(asked, binding, capture, answer)
         except NotRecorded as refusal:
@@ -89,26 +104,44 @@ class Calls:
         answer.refuse(refusal)
 
     async def _ask(self, asked: Asked, binding: AttemptBinding, capture: Capture, answer: Answer) -> None:
-        deployment, llm = self._table.pick(binding.resources, asked.model)
-        body = asked.upstream(deployment, llm.sampling_parameters if llm else {})
-        capture.sent(deployment, body)
-        with self._table.hold(deployment):
-            if asked.stream:
-                await self._stream(deployment, body, asked, binding.ref, capture, answer)
-            else:
-                response = await self._upstream(deployment).complete(deployment, body)
-                capture.add_response(response)
-                if not capture.finished:
-                    raise Refusal(502, "upstream_broken", f"{deployment.model_name} answered without {asked.n} finished choices")
-                answer.settling = True
-                await self._commit(binding.ref, capture)
-                answer.whole(response)
+        """Of the replicas that serve its checkpoint, the one that should; the next one where no connection was to be had."""
+        replicas, llm = self._table.pick(binding.resources, asked.model)
+        conversation = (binding.ref.rollout_id, binding.ref.attempt, leading(asked.body) if len(replicas.replicas) > 1 else b"")
+        tried: list[Replica] = []
+        while True:
+            replica = await replicas.enter(conversation, tried)
+            deployment = replica.deployment
+            try:
+                body = asked.upstream(deployment, llm.sampling_parameters if llm else {})
+                await capture.sent(deployment, body)
+                await (self._stream if asked.stream else self._whole)(deployment, body, asked, binding.ref, capture, answer)
+                return
+            except Refusal as refusal:
+                if refusal.code == ENGINE_GONE:
+                    replicas.lost(replica, self._is_alive)
+                tried.append(replica)
+                if not isinstance(refusal, NotReached) or answer.status is not None or not replicas.left_to_try(tried):
+                    raise
+                self._counters["moved_to_another_replica"] += 1
+            finally:
+                replicas.leave(replica)
+
+    async def _whole(
+        self, deployment: Deployment, body: dict[str, Any], asked: Asked, ref: LeaseRef, capture: Capture, answer: Answer
+    ) -> None:
+        response = await self._upstream(deployment, asked, capture).complete(deployment, body)
+        capture.add_response(response)
+        if not capture.finished:
+            raise Refusal(502, "upstream_broken", f"{deployment.model_name} answered without {asked.n} finished choices")
+        answer.settling = True
+        await self._commit(ref, capture)
+        answer.whole(response)
 
     async def _stream(
-        self, deployment: Deployment, body: dict[str, object], asked: Asked, ref: LeaseRef, capture: Capture, answer: Answer
+        self, deployment: Deployment, body: dict[str, Any], asked: Asked, ref: LeaseRef, capture: Capture, answer: Answer
     ) -> None:
         held: list[bytes] = []  # from the chunk that ends the last choice on: an agent may leave at its finish reason
-        async with aclosing(self._upstream(deployment).stream(deployment, body)) as chunks:
+        async with aclosing(self._upstream(deployment, asked, capture).stream(deployment, body)) as chunks:
             async for chunk in chunks:
                 capture.add_chunk(chunk)
                 shown = answer.stream.chunk(chunk)
@@ -123,29 +156,30 @@ class Calls:
         answer.write(b"".join((*held, answer.stream.end())))
         answer.end()
 
-    def _upstream(self, deployment: Deployment) -> PassThrough | LiteLLMBridge:
+    def _upstream(
+        self, deployment: Deployment, asked: Asked, capture: Capture
+    ) -> PassThrough | LiteLLMBridge | TextUpstream | ExactUpstream:
+        if asked.path == TEXT:
+            return self._text
+        if deployment.exact:
+            return capture.exactly(self._passthrough)
         return self._litellm if deployment.dialect is Dialect.LITELLM else self._passthrough
 
+    async def _is_alive(self, deployment: Deployment) -> bool:
+        return deployment.dialect is Dialect.LITELLM or await self._passthrough.alive(deployment)  # a provider has nothing to look at
+
     async def _commit(self, ref: LeaseRef, capture: Capture, status: Status = "ok", error_text: str | None = None) -> None:
-        """The rows, and the call's span beside them. Raises ``NotRecorded``, whatever went wrong: no agent gets an unrecorded sample."""
+        """The rows and the call's span. Raises ``NotRecorded``, whatever went wrong: no agent gets an unrecorded sample."""
+        if status == "ok":
+            await capture.audit()
         generations = capture.generations(status, error_text)
-        spans = asyncio.create_task(self._add_span(ref, capture.span(generations)))
         try:
-            await self._store.add_generations(ref, generations)
+            await self._store.add_generations(ref, generations, [capture.span(generations)])
         except Exception as error:
             self._counters["not_recorded"] += 1
             log.warning("a call of rollout %s was not recorded: %s", ref.rollout_id, error, exc_info=not isinstance(error, LeydenError))
             if isinstance(error, LeaseLost):
                 raise NotRecorded(409, "lease_lost", error.message, "stop this attempt") from error
             raise NotRecorded(503, "upstream_not_recorded", f"the call could not be recorded: {error}", "is the store running?") from error
-        finally:
-            await spans
+        capture.keep(generations)
         self._counters["calls"] += 1
-
-    async def _add_span(self, ref: LeaseRef, span: Span) -> None:
-        """A call whose rows are stored is whole without its span: a span that is lost is counted, and the agent gets its sample."""
-        try:
-            await self._store.add_spans(ref, [span])
-        except Exception as error:
-            self._counters["spans_not_recorded"] += 1
-            log.warning("the span of a call of rollout %s was not recorded: %s", ref.rollout_id, error)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
 
+from leyden.audit import Audit, Continuity
 from leyden.proxy.asked import Asked
-from leyden.proxy.deployments import Deployment, Dialect
+from leyden.proxy.auditing import Auditor, Sampled
+from leyden.proxy.deployments import Deployment
+from leyden.proxy.exact import ExactUpstream
+from leyden.proxy.passthrough import PassThrough
+from leyden.proxy.trail import Place
 from leyden.types import Generation, LeaseRef, Span
 
 # Parts of a request that say what was asked; what is left, but for the envelope, is how it was sampled.
 _CONTENT = (
     "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call", "chat_template_kwargs",
+    "prompt", "suffix",
 )  # fmt: skip
 _ENVELOPE = ("model", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "user", "metadata", "store")
 
@@ -39,7 +47,8 @@ class _Choice:
             self.token_ids.extend(ids)
         if (content := (part.get("logprobs") or {}).get("content")) is not None:
             self.logprobs = self.logprobs or []
-            self.logprobs.extend(token["logprob"] for token in content)
+            # What JSON cannot hold comes as null. It is no number, and spoils itself only.
+            self.logprobs.extend(math.nan if token["logprob"] is None else token["logprob"] for token in content)
         self.finish_reason = part.get("finish_reason") or self.finish_reason
 
     def add_delta(self, delta: dict[str, Any]) -> None:
@@ -64,10 +73,14 @@ class _Choice:
 class Capture:
     """One call in the making. Feed it ``add_response`` or ``add_chunk``; ``generations`` is its record at any moment."""
 
-    def __init__(self, asked: Asked, ref: LeaseRef, counters: Counter[str]) -> None:
+    def __init__(self, asked: Asked, ref: LeaseRef, counters: Counter[str], auditor: Auditor) -> None:
         self._asked = asked
         self._ref = ref
         self._counters = counters
+        self._auditor = auditor
+        self._place: Place | None = None
+        self._exactly: ExactUpstream | None = None
+        self._audits: list[Audit] = []
         self._call_id = f"call-{uuid.uuid4().hex}"
         self._started_at = time.time_ns() // 1000
         self._started = time.monotonic()
@@ -76,13 +89,40 @@ class Capture:
         self._prompt_token_ids: list[int] | None = None
         self._choices: dict[int, _Choice] = {}
         self._usage: dict[str, Any] = {}
+        self._response_id: str | None = None
 
     def clear(self) -> None:
         """Forget what was gathered: it was not understood."""
-        self._prompt_token_ids, self._choices, self._usage = None, {}, {}
+        self._prompt_token_ids, self._choices, self._usage, self._audits = None, {}, {}, []
 
-    def sent(self, deployment: Deployment, body: dict[str, Any]) -> None:
+    async def sent(self, deployment: Deployment, body: dict[str, Any]) -> None:
+        """Call it before it is. Raises ``Refusal`` (503) where the attempt's earlier calls are needed and cannot be had."""
         self._deployment, self._sent = deployment, body
+        self._place = await self._auditor.place(self._ref, deployment, body)
+
+    def exactly(self, passthrough: PassThrough) -> ExactUpstream:
+        """Whom to ask instead of ``passthrough``, so that the prompt goes on with the ids that were sampled."""
+        assert self._place is not None  # exact deployments give ids
+        self._exactly = ExactUpstream(passthrough, self._place)
+        return self._exactly
+
+    async def audit(self) -> None:
+        """Once the call is finished, before it is committed."""
+        if self._place is None or self._deployment is None:
+            return
+        choices = [Sampled(choice.token_ids, choice.logprobs, choice.finish_reason) for _, choice in sorted(self._choices.items())]
+        exact = self._exactly is not None and self._exactly.spliced
+        self._audits = await self._auditor.audit(
+            self._ref, self._deployment, self._place, self._prompt_token_ids, choices, self._usage, exact
+        )
+        noted = {str(finding) for audit in self._audits for finding in audit.findings}
+        noted |= {str(audit.continuity) for audit in self._audits if audit.continuity in (Continuity.REALIGNED, Continuity.FORKED)}
+        self._counters.update(noted)
+
+    def keep(self, generations: Sequence[Generation]) -> None:
+        """Once they are committed: the attempt's next calls may go on with them."""
+        if self._place is not None:
+            self._auditor.keep(self._ref, self._place, generations)
 
     @property
     def finished(self) -> bool:
@@ -104,17 +144,17 @@ class Capture:
             choice.add_tokens(part)
 
     def _add_call(self, response: dict[str, Any]) -> None:
+        self._response_id = self._response_id or response.get("id")
         if response.get("prompt_token_ids") is not None:
             self._prompt_token_ids = response["prompt_token_ids"]
         self._usage = response.get("usage") or self._usage
 
     def generations(self, status: Literal["ok", "error", "disconnected"] = "ok", error: str | None = None) -> list[Generation]:
         """One row a choice, in order; one empty row if there was none."""
-        if status == "ok":
-            self._check_fidelity()
         latency = time.monotonic() - self._started
         content = {name: self._sent[name] for name in _CONTENT if name in self._sent}
         sampling = {name: value for name, value in self._sent.items() if name not in _CONTENT + _ENVELOPE and value is not None}
+        audits = self._audits if status == "ok" else []
         return [
             Generation(
                 id=f"gen-{uuid.uuid4().hex}",
@@ -138,8 +178,9 @@ class Capture:
                 response=_plain(choice.message) if choice.message else None,
                 started_at=self._started_at,
                 latency=latency,
+                audit=audit,
             )
-            for index, choice in sorted((self._choices or {0: _Choice()}).items())
+            for (index, choice), audit in zip_longest(sorted((self._choices or {0: _Choice()}).items()), audits)
         ]
 
     def span(self, generations: Sequence[Generation]) -> Span:
@@ -148,6 +189,7 @@ class Capture:
         attributes = {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": first.model,
+            "gen_ai.response.id": self._response_id,
             "gen_ai.usage.input_tokens": self._usage.get("prompt_tokens"),
             "gen_ai.usage.output_tokens": self._usage.get("completion_tokens"),
             "gen_ai.response.finish_reasons": [row.finish_reason for row in generations if row.finish_reason],
@@ -174,17 +216,6 @@ class Capture:
         if self._asked.n == 1:
             return self._usage.get("completion_tokens")
         return len(choice.token_ids) if choice.token_ids is not None else None  # usage is the sum over the choices
-
-    def _check_fidelity(self) -> None:
-        if self._deployment is None or self._deployment.dialect is not Dialect.VLLM:
-            return  # no token ids to expect
-        choices = self._choices.values()
-        if self._prompt_token_ids is None or not choices or any(choice.token_ids is None for choice in choices):
-            self._counters["token_ids_missing"] += 1
-        elif sum(len(choice.token_ids or ()) for choice in choices) != self._usage.get("completion_tokens"):
-            self._counters["token_count_mismatch"] += 1
-        if any(choice.token_ids is not None and not choice.adds_up for choice in choices):
-            self._counters["logprob_count_mismatch"] += 1
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:

@@ -2,63 +2,141 @@
 
 from __future__ import annotations
 
-import itertools
-import ssl
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from typing import Any
 
-import httpx
+import aiohttp
 import orjson
+from yarl import URL
 
 from leyden.proxy import sse
+from leyden.proxy.asked import CHAT
 from leyden.proxy.deployments import Deployment
-from leyden.proxy.refusal import Refusal, engine_gone
+from leyden.proxy.refusal import NotReached, Refusal, engine_gone
 
-# Seconds. A read may take as long as an engine needs for a whole unstreamed answer; waiting for a connection is not limited by itself.
-_TIMEOUT = httpx.Timeout(connect=5.0, read=600.0, write=60.0, pool=None)
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-_POOLS = 16  # httpcore compares all connections of a pool with each other at each request: with 200 in one, 8 ms a call
+# Seconds.
+CONNECT = 15.0  # a port where nobody listens refuses at once; this is for a machine that is away, or an event loop that was held up
+FIRST_BYTE = 600.0  # an engine may need as long for a whole unstreamed answer; OpenAI's SDKs wait no longer either
+IDLE = 300.0  # between two parts of a stream
+PROBE = 2.0
+FINISH = 5.0  # for what a server may still send after its last event
+KEEP_ALIVE = 4.0  # less than the 5 s after which uvicorn, and so vLLM, closes an idle connection: it may do so just as we send
+
+LARGE = 1 << 20  # bytes: aiohttp writes larger ones piece by piece, if they come as a file
+_NO_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
 
 
 class PassThrough:
-    """Sends a body to a deployment as it is. Every failure is a ``Refusal``; leaving early closes the connection: the engine stops."""
+    """Sends a body to a deployment as it is. Every failure is a ``Refusal``; leaving early closes the connection: the engine stops.
+
+    Make and close it in the event loop that uses it. Idle connections are kept for each address by itself.
+    """
 
     def __init__(self) -> None:
-        tls = ssl.create_default_context()
-        # trust_env would send calls for a local engine through HTTP_PROXY, and .netrc passwords to it.
-        self._clients = [httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, trust_env=False, verify=tls) for _ in range(_POOLS)]
-        self._next = itertools.cycle(self._clients)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),  # how many calls a deployment takes is for ``replicas``
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_NO_AUTO_HEADERS,
+            read_bufsize=1 << 20,
+            trust_env=False,  # or calls for a local engine would go through HTTP_PROXY, and .netrc passwords to it
+        )
+        self._finishing: set[asyncio.Task[None]] = set()
 
-    async def complete(self, deployment: Deployment, body: dict[str, Any]) -> dict[str, Any]:
+    async def complete(self, deployment: Deployment, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
         with _named(deployment):
-            response = await self._send(deployment, body, stream=False)
-        _check_status(deployment, response)
-        return _parse(deployment, response.content)
+            async with asyncio.timeout(min(FIRST_BYTE, deployment.timeout)), self._post(deployment, body, path) as response:
+                raw = await response.read()
+        _check_status(deployment, response, raw)
+        return _parse(deployment, raw)
 
-    async def stream(self, deployment: Deployment, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, deployment: Deployment, body: dict[str, Any], path: str = CHAT) -> AsyncGenerator[dict[str, Any], None]:
+        until = asyncio.get_running_loop().time() + deployment.timeout
         with _named(deployment):
-            response = await self._send(deployment, body, stream=True)
+            async with asyncio.timeout(min(FIRST_BYTE, deployment.timeout)):
+                response = await self._post(deployment, body, path)
             try:
-                if response.status_code != 200:
-                    await response.aread()
-                    _check_status(deployment, response)
-                async for data in sse.decode(response.aiter_bytes()):
+                if response.status != 200:
+                    async with asyncio.timeout(IDLE):
+                        _check_status(deployment, response, await response.read())
+                async for data in sse.decode(_parts(response, until)):
                     if data == b"[DONE]":
-                        return
+                        break
                     yield _parse(deployment, data)
-            finally:
-                await response.aclose()
+                else:
+                    return
+                if not response.content.at_eof():  # it goes back into the pool only when it was read to its end
+                    self._finish(response)
+            except BaseException:
+                response.close()
+                raise
+
+    async def alive(self, deployment: Deployment) -> bool:
+        """Whether it answers at all, and not as one that is starting or going down."""
+        try:
+            async with asyncio.timeout(PROBE):
+                await self.get(deployment, "/models")
+        except Refusal as refusal:
+            return refusal.status < 500
+        except TimeoutError:
+            return False
+        return True
+
+    async def get(self, deployment: Deployment, path: str) -> dict[str, Any]:
+        """What it says of itself."""
+        with _named(deployment):
+            url = URL(f"{deployment.api_base}{path}")
+            async with self._session.get(url, headers=_headers(deployment), allow_redirects=False) as response:
+                raw = await response.read()
+        _check_status(deployment, response, raw)
+        return _parse(deployment, raw)
 
     async def close(self) -> None:
-        for client in self._clients:
-            await client.aclose()
+        for task in self._finishing:
+            task.cancel()
+        await self._session.close()
 
-    async def _send(self, deployment: Deployment, body: dict[str, Any], stream: bool) -> httpx.Response:
-        client = next(self._next)
-        headers = {"content-type": "application/json", "authorization": f"Bearer {deployment.api_key or 'EMPTY'}"}
-        request = client.build_request("POST", f"{deployment.api_base}/chat/completions", content=orjson.dumps(body), headers=headers)
-        return await client.send(request, stream=stream)
+    def _post(self, deployment: Deployment, body: dict[str, Any], path: str) -> Any:
+        raw = orjson.dumps(body)
+        return self._session.post(
+            URL(f"{deployment.api_base}{path}"),
+            data=raw if len(raw) < LARGE else BytesIO(raw),
+            headers=_headers(deployment),
+            allow_redirects=False,
+        )
+
+    def _finish(self, response: aiohttp.ClientResponse) -> None:
+        async def read_to_the_end() -> None:
+            try:
+                async with asyncio.timeout(FINISH):
+                    await response.read()
+            except (TimeoutError, aiohttp.ClientError):
+                response.close()
+
+        task = asyncio.create_task(read_to_the_end())
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+
+def _headers(deployment: Deployment) -> dict[str, str]:
+    return {"content-type": "application/json", "authorization": f"Bearer {deployment.api_key or 'EMPTY'}"}
+
+
+async def _parts(response: aiohttp.ClientResponse, until: float) -> AsyncIterator[bytes]:
+    """What has come, as it comes. ``until``: the loop's time at which patience ends altogether."""
+    content, now = response.content, asyncio.get_running_loop().time
+    patience = FIRST_BYTE
+    while True:
+        async with asyncio.timeout_at(min(now() + patience, until)):
+            part = await content.readany()
+        if not part:
+            return
+        patience = IDLE
+        yield part
 
 
 @contextmanager
@@ -66,18 +144,18 @@ def _named(deployment: Deployment) -> Iterator[None]:
     where = f"{deployment.model_name} at {deployment.api_base}"
     try:
         yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise engine_gone(f"cannot reach {where}: {error or type(error).__name__}") from error
-    except (httpx.NetworkError, httpx.RemoteProtocolError) as error:  # what a killed engine leaves of a call
-        raise engine_gone(f"{where} broke off: {error or type(error).__name__}") from error
-    except httpx.TimeoutException as error:
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise NotReached(f"cannot reach {where}: {error or type(error).__name__}") from error
+    except TimeoutError as error:
         raise Refusal(504, "upstream_timeout", f"{where} did not answer in time") from error
-    except httpx.HTTPError as error:
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:  # what a killed engine leaves of a call
+        raise engine_gone(f"{where} broke off: {error or type(error).__name__}") from error
+    except aiohttp.ClientError as error:
         raise Refusal(502, "upstream_broken", f"the call to {where} failed: {error or type(error).__name__}") from error
 
 
-def _check_status(deployment: Deployment, response: httpx.Response) -> None:
-    status = response.status_code
+def _check_status(deployment: Deployment, response: aiohttp.ClientResponse, raw: bytes) -> None:
+    status = response.status
     if status == 200:
         return
     if status < 400:  # a redirect handed on would send the attempt's key elsewhere
@@ -85,22 +163,28 @@ def _check_status(deployment: Deployment, response: httpx.Response) -> None:
     raise Refusal(
         status,
         "upstream_error",
-        f"upstream answered {status}: {response.text[:2000]}",
-        body=response.content,
-        content_type=response.headers.get("content-type", "application/json"),
-        retry_after=response.headers.get("retry-after"),
+        f"upstream answered {status}: {raw[:2000].decode(errors='replace')}",
+        body=raw,
+        retry_after=response.headers.get("retry-after") or ("1" if status == 429 else None),
     )
 
 
-def _parse(deployment: Deployment, data: bytes) -> dict[str, Any]:
-    """One response or chunk. Raises ``Refusal`` for an error event, and for what is no JSON object."""
+def _parse(deployment: Deployment, raw: bytes) -> dict[str, Any]:
     try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise Refusal(502, "upstream_broken", f"{deployment.model_name} at {deployment.api_base} did not answer in JSON") from error
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        value = _with_nan(raw)
     if not isinstance(value, dict):
         raise Refusal(502, "upstream_broken", f"{deployment.model_name} at {deployment.api_base} did not answer with a JSON object")
     if failure := value.get("error"):
         message = failure.get("message") if isinstance(failure, dict) else failure
         raise Refusal(502, "upstream_error", f"upstream failed: {message}")
     return value
+
+
+def _with_nan(raw: bytes) -> Any:
+    """JSON, or what Python makes of it: a log-probability that is NaN spoils itself, not the answer. None if it is not even that."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None

@@ -1,4 +1,4 @@
-"""Server-sent events (WHATWG HTML, section 9.2), as OpenAI's API uses them: data lines only, ``[DONE]`` at the end."""
+"""Server-sent events (WHATWG HTML, section 9.2). OpenAI's chat uses data lines only and ends with ``[DONE]``; other forms name events."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ DONE = b"data: [DONE]\n\n"
 
 def encode(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def encode_named(value: dict[str, Any]) -> bytes:
+    """An event whose name is its ``type``."""
+    return b"event: " + value["type"].encode() + b"\n" + encode(value)
 
 
 async def decode(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

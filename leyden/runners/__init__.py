@@ -1,6 +1,7 @@
 """Runners: claim rollouts, run agents on them, report what came out.
 
-``rollout`` and ``emit_reward`` are what an agent's file needs and cost nothing; the rest is imported when asked for.
+``rollout``, ``emit_reward``, the other ``emit_`` functions and ``operation`` are what an agent's file needs, and cost nothing; the rest is
+imported when asked for.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from leyden.runners.agent import Agent, rollout
+from leyden.runners.emit import emit_annotation, emit_exception, emit_message, emit_object
 from leyden.runners.failures import InfrastructureFailure, ToolFailure
+from leyden.runners.operation import operation
 from leyden.runners.rewards import BadReward, emit_reward
 
 if TYPE_CHECKING:
@@ -26,7 +29,10 @@ _LAZY = {
     "PoolConfig": "pool", "RunnerPool": "pool", "spawn_runners": "pool",
 }  # fmt: skip
 
-__all__ = ["Agent", "BadReward", "InfrastructureFailure", "ToolFailure", "emit_reward", "rollout", *_LAZY]
+__all__ = [
+    "Agent", "BadReward", "InfrastructureFailure", "ToolFailure", "emit_annotation", "emit_exception", "emit_message", "emit_object",
+    "emit_reward", "operation", "rollout", *_LAZY,
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

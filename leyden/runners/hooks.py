@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from leyden.runners.failures import describe
-from leyden.runners.tracer import Recorder, Tracer, recording
+from leyden.runners.tracer import AgentTracer, Recorder, Tracer, recording
 from leyden.types import Rollout, Span
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Hook:
         """The agent has ended; what this makes is still traced."""
 
     async def on_rollout_end(self, *, agent: Agent, runner: Runner, rollout: Rollout, spans: Sequence[Span]) -> None:
-        """Everything the attempt's tracer gathered, before it is stored."""
+        """Everything that was recorded of the attempt; most of it is stored by now."""
 
 
 class Observers:
@@ -41,7 +41,7 @@ class Observers:
 
     def __init__(self, hooks: Sequence[Hook] = (), tracer: Tracer | None = None) -> None:
         self.hooks = tuple(hooks)
-        self.tracer = tracer or Tracer()
+        self.tracer = tracer or AgentTracer()
         self.failures: Counter[str] = Counter()
 
     @asynccontextmanager

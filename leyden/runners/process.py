@@ -19,11 +19,13 @@ from typing import Any
 
 from leyden.errors import LeydenError
 from leyden.process import watch_parent
+from leyden.runners import openai_agents
 from leyden.runners.agent import Agent
 from leyden.runners.guard import EventLoop, Stdio, identity, mark_tool_servers
 from leyden.runners.hooks import Observers
 from leyden.runners.loading import load_agent, make_object
 from leyden.runners.runner import Ending, News, Runner, RunnerConfig, Watcher
+from leyden.runners.spool import spool_of
 from leyden.types import LeaseRef
 
 EXIT_STUCK = 75  # EX_TEMPFAIL of sysexits.h: an agent could not be stopped, start me anew
@@ -49,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parent = os.dup(1)
     stdio = Stdio()  # what an agent prints is talk, and must not get into our lines
     watch_parent(args.grace + HARD_STOP_MARGIN)
+    openai_agents.watch()  # before the agent can import its SDK
     try:
         agent = load_agent(args.agent)
         observers = Observers([make_object(hook) for hook in args.hook], make_object(args.tracer) if args.tracer else None)
@@ -101,6 +104,7 @@ async def _run(agent: Agent, observers: Observers, args: argparse.Namespace, wat
         max_rollouts=args.max_rollouts,
         queues=tuple(args.queue) or RunnerConfig.queues,
         alone_first=args.alone_first,
+        spool=spool_of(args.store),
     )
     runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config, watcher, observers)
     loop = asyncio.get_running_loop()

@@ -39,16 +39,27 @@ def collecting() -> Iterator[Rewards]:
         _emitted.reset(token)
 
 
-def emit_reward(value: Any, name: str = "reward", position: str = "end", source: str = "agent") -> None:
-    """Give the running rollout a reward, or the part of it at ``position`` (a generation's id). Each once; the same value again is a no-op.
-    ``source``: who says so, for instance a verifier's digest.
+def emit_reward(value: Any, name: str = "reward", position: str = "end", source: str = "agent", *, primary_key: str | None = None) -> None:
+    """Give the running rollout a reward, or the part of it at ``position`` (a generation's id, or a span's). Each once; the same value
+    again is a no-op. ``source``: who says so, for instance a verifier's digest.
 
-    Raises ``BadReward`` for anything but a finite number, or for a second value; ``UsageError`` outside a rollout.
+    ``value`` is a number; or several by name, as an agent may return them, of which ``primary_key`` is *the* reward as well: it also
+    stands under ``name``.
+
+    Raises ``BadReward`` for anything but finite numbers, or for a second value; ``UsageError`` outside a rollout.
     """
     rewards = _emitted.get()
     if rewards is None:
         raise UsageError("emit_reward() was called outside a rollout", "call it inside a function decorated with @leyden.rollout")
-    add_reward(rewards, value, name, position, source)
+    several = dict(value) if isinstance(value, Mapping) else {name: value}
+    if primary_key is not None:
+        if not isinstance(value, Mapping) or primary_key not in value:
+            raise UsageError(
+                f"emit_reward: no {primary_key!r} among {', '.join(map(str, several))}", "primary_key names one of the rewards"
+            )
+        several[name] = value[primary_key]
+    for each, number in several.items():
+        add_reward(rewards, number, each, position, source)
 
 
 def add_answer(rewards: Rewards, answer: Any) -> None:

@@ -13,21 +13,25 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from leyden.errors import Busy, LeaseLost, LeydenError, Unavailable
 from leyden.runners import endpoints
 from leyden.runners.agent import Agent
 from leyden.runners.attempt import Outcome, run_attempt
-from leyden.runners.delivery import store_spans
 from leyden.runners.failures import describe
 from leyden.runners.heart import Heart, Report
 from leyden.runners.hooks import Observers
+from leyden.runners.outbox import Outbox
 from leyden.runners.tracer import Recorder
 from leyden.server.interface import MAX_CLAIM, MAX_WAIT, Store
 from leyden.types import DEFAULT_QUEUE, FailureKind, Lease, LeaseRef, Verdict
 
 T = TypeVar("T")
+
+LAST_SPANS = 5.0  # seconds that a runner which ends has for spans that no attempt waits for
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class RunnerConfig:
     max_rollouts: int | None = None  # it ends when so many are over; what it handed back because no LLM answers does not count
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)  # claimed from
     alone_first: int = 0  # so many rollouts are run one at a time, before the first that has company
+    spool: Path | None = None  # directory for spans while the store is away; None: they wait in memory alone
 
 
 class Stop(StrEnum):
@@ -82,12 +87,12 @@ class Watcher:
 class _Held:
     """A lease this runner has, and what may end it early."""
 
-    def __init__(self, lease: Lease, lease_seconds: float) -> None:
+    def __init__(self, lease: Lease, lease_seconds: float, recorder: Recorder) -> None:
         self.lease = lease
+        self.recorder = recorder
         self.stop: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
         self.lost = False  # nobody takes a report for it any more
         self.task: asyncio.Task[None] | None = None
-        self.recorder = Recorder()  # of its spans
         self._safe_seconds = lease_seconds - min(lease_seconds / 8, 5.0)
         self._expiry: asyncio.TimerHandle | None = None
         self.confirm(time.monotonic())
@@ -143,8 +148,10 @@ class Runner:
     async def run(self) -> Ending:
         """Claim and run until ``drain`` or ``release`` is called, or an agent cannot be stopped."""
         self._store = self._connect()
+        self._outbox = Outbox(self._connect, self.config.name, self.config.spool)
         self._heart = Heart(self._connect, self.worker_id, self.config.lease_seconds, self._reporter(), self._beat)
         try:
+            self._outbox.start()
             self._heart.start()  # first: whoever watches over this process hears it beat although the store may be away
             await self._persist(self._register, self._stopping.is_set)
             while not self._stopping.is_set():
@@ -156,6 +163,7 @@ class Runner:
                 await self._store.stop_worker(self.worker_id)
         finally:
             self._heart.stop()
+            await self._outbox.stop(LAST_SPANS)
             await self._store.close()
         return Ending.STUCK if self._stuck else Ending.STOPPED
 
@@ -196,7 +204,8 @@ class Runner:
         if self._left is not None:
             self._left -= len(leases)
         for lease in leases:
-            held = _Held(lease, self.config.lease_seconds)
+            recorder = Recorder(partial(self._outbox.put, lease.ref), keep=bool(self._observers.hooks))
+            held = _Held(lease, self.config.lease_seconds, recorder)
             self._held[lease.ref] = held
             self._watcher.tell(News.HELD, lease.ref)
             self._heart.hold(lease.ref)
@@ -324,7 +333,7 @@ class Runner:
                     await self._store.fail(ref, failure, error)
 
         try:
-            await self._persist(lambda: store_spans(self._store, ref, held.recorder), lambda: held.lost)
+            await self._outbox.finish(ref, held.recorder, lambda: held.lost)
             await self._persist(report, lambda: held.lost)
         except LeaseLost:
             pass  # cancelled, or given to another: what this attempt did does not count

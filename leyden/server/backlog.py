@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from leyden.errors import Busy
 MAX_URGENT = 8192  # operations that may wait
 MAX_BULK_BYTES = 64 << 20  # of captured data that may wait
 MAX_PASSED_OVER = 4  # urgent operations, one by one, before one of the others has its turn
+# Where several operations that can be joined come at a time, a commit waits for a few more of them: what it costs by itself, ten times what
+# one of them adds to it, is then shared by more (PostgreSQL's commit_delay and commit_siblings).
+LINGER = 0.005  # seconds
+FEW = 2
 MAX_COMMIT_BYTES = 8 << 20  # of it in one commit, so that a beat never waits long behind it
 
 
@@ -26,6 +31,7 @@ class Job:
     args: tuple[Any, ...]
     size: int
     future: asyncio.Future[Any]
+    together: bool = False  # its one argument is a list: those of several jobs may be joined
 
     @property
     def name(self) -> str:
@@ -41,6 +47,7 @@ class Backlog:
         self._bulk_bytes = 0
         self._passed_over = 0  # urgent operations taken while others waited
         self._closed = False
+        self._joined = 0  # operations of the last batch that were run as one
         self._changed = threading.Condition()
 
     def put(self, job: Job) -> None:
@@ -72,6 +79,10 @@ class Backlog:
                 if self._closed:
                     return []
                 self._changed.wait()
+            lingers = limit > 1 and self._joined > FEW and not self._urgent and self._bulk[0].together and not self._closed
+        if lingers:
+            time.sleep(LINGER)
+        with self._changed:
             batch: list[Job] = []
             due = self._bulk and (limit > 1 or self._passed_over >= MAX_PASSED_OVER)
             while self._urgent and len(batch) < (limit - 1 if due else limit):
@@ -83,6 +94,7 @@ class Backlog:
                 batch.append(job)
                 size += job.size
             self._bulk_bytes -= size
+            self._joined = sum(job.together for job in batch)
             return batch
 
     def close(self) -> None:

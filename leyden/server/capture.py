@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pydantic import ValidationError
+
+from leyden.audit import AuditCounts, CallAudit
+from leyden.errors import InvalidRequest
+from leyden.server import messages
 from leyden.server.executor import Executor
 from leyden.server.intake import Intake
 from leyden.server.interface import AttemptEnd
 from leyden.server.operations import attempts as attempt_ops
+from leyden.server.operations import audits as audit_ops
 from leyden.server.operations import captured as captured_ops
 from leyden.server.operations import generations as generation_ops
 from leyden.server.operations import rejections as rejection_ops
 from leyden.server.operations import rewards as reward_ops
 from leyden.server.operations import spans as span_ops
 from leyden.server.operations import traces as trace_ops
+from leyden.server.operations.generations import Recorded
 from leyden.server.queries import SpanQuery, Trace, TraceQuery
 from leyden.server.rejected import Rejected
-from leyden.server.rows import Batch, batch_of_spans, generation_batch, span_batches
-from leyden.types import Generation, LeaseRef, Rejection, Reward, RolloutState, Span
+from leyden.server.rows import Batch, batch_of_ends, batch_of_spans, generation_batch, span_batches
+from leyden.types import Generation, LeaseRef, Mode, Rejection, Reward, RolloutState, Span
 
 
 class Capture:
@@ -32,6 +39,12 @@ class Capture:
         with self._room_for(batches):
             return sum([await self._executor.write_bulk(batch.size, span_ops.add_spans, ref, batch) for batch in batches])
 
+    async def add_encoded_spans(self, ref: LeaseRef, spans: Sequence[bytes]) -> int:
+        try:
+            return await self.add_spans(ref, messages.SPANS.validate_json(b"[" + b",".join(spans) + b"]"))
+        except ValidationError as error:
+            raise InvalidRequest(f"spans: {error.errors(include_url=False)[0]['msg']}") from error
+
     async def add_exported(self, batches: Sequence[Batch], rejected: Rejected) -> Rejected:
         """Store spans that name their attempts themselves, or none. Returns ``rejected`` with those of attempts that do not exist; it is
         counted in the commit of the last ones."""
@@ -44,10 +57,13 @@ class Capture:
             ]
         return Rejected().merge([rejected, *unknown])
 
-    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
-        batch = await self.intake.work(generation_batch, ref, generations)
-        with self._room_for([batch]):
-            await self._executor.write_bulk(batch.size, generation_ops.add_generations, ref, batch)
+    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation], spans: Sequence[Span] = ()) -> None:
+        def make_rows() -> Recorded:
+            return Recorded(ref, generation_batch(ref, generations), batch_of_spans(spans))
+
+        call = make_rows() if all(map(_is_small, generations)) else await self.intake.work(make_rows)
+        with self._room_for([call.batch, call.beside]):
+            await self._executor.write_together(generation_ops.add_generations, call, call.size)
 
     @contextmanager
     def _room_for(self, batches: Sequence[Batch]) -> Iterator[None]:
@@ -62,10 +78,7 @@ class Capture:
         await self._executor.write(reward_ops.add_scores, rollout_id, attempt, tuple(rewards))
 
     async def end_many(self, ends: Sequence[AttemptEnd]) -> list[RolloutState | None]:
-        named = [
-            span.model_copy(update={"rollout_id": end.ref.rollout_id, "attempt": end.ref.attempt}) for end in ends for span in end.spans
-        ]
-        batch = await self.intake.work(batch_of_spans, named)
+        batch = await self.intake.work(batch_of_ends, ends)
         with self._room_for([batch]):
             return await self._executor.write_bulk(batch.size, attempt_ops.end_many, tuple(ends), batch)
 
@@ -81,6 +94,12 @@ class Capture:
     async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
         return await self._executor.read(generation_ops.list_generations, rollout_ids, attempt)
 
+    async def list_audits(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[CallAudit]:
+        return await self._executor.read(audit_ops.list_audits, rollout_ids, attempt)
+
+    async def count_audits(self, run_id: str | None = None, iteration: int | None = None, mode: Mode | None = None) -> AuditCounts:
+        return await self._executor.read(audit_ops.counts, run_id, iteration, mode)
+
     async def list_rewards(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Reward]:
         return await self._executor.read(reward_ops.list_rewards, rollout_ids, attempt)
 
@@ -90,3 +109,17 @@ class Capture:
     async def attempt_of_key(self, key: str) -> tuple[str, int] | None:
         """Whose key this is, ended or not."""
         return await self._executor.read(captured_ops.attempt_of_key, key)
+
+
+SMALL = 16 << 10  # characters, and ids: less work than to hand it to a thread and to wait for its turn there
+
+
+def _is_small(item: Generation) -> bool:
+    messages = item.request.get("messages")
+    texts = [message.get("content") for message in messages if isinstance(message, dict)] if isinstance(messages, list) else [messages]
+    return (
+        len(item.prompt_token_ids or ()) + len(item.response_token_ids or ()) <= SMALL
+        and all(text is None or isinstance(text, str) for text in texts)
+        and sum(len(text or "") for text in texts) <= SMALL
+        and len(item.request.get("tools") or ()) <= 32
+    )

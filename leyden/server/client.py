@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from leyden import errors
+from leyden.audit import AuditCounts, CallAudit
 from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
 from leyden.server import messages
 from leyden.server.codec import encode
@@ -205,8 +206,14 @@ class StoreClient:
     async def add_spans(self, ref: LeaseRef, spans: Sequence[Span]) -> int:
         return await self._post("/v1/spans", messages.AddSpans(ref=ref, spans=list(spans)), messages.NUMBER)
 
-    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
-        await self._post("/v1/generations", messages.AddGenerations(ref=ref, generations=list(generations)), None)
+    async def add_encoded_spans(self, ref: LeaseRef, spans: Sequence[bytes]) -> int:
+        body = b'{"ref":' + encode(ref) + b',"spans":[' + b",".join(spans) + b"]}"
+        answer = await self._send("POST", "/v1/spans", content=body, headers={"content-type": "application/json"})
+        return self._read(messages.NUMBER, answer)
+
+    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation], spans: Sequence[Span] = ()) -> None:
+        body = messages.AddGenerations(ref=ref, generations=list(generations), spans=list(spans))
+        await self._post("/v1/generations", body, None)
 
     async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
         await self._post("/v1/rewards", messages.AddRewards(ref=ref, rewards=list(rewards)), None)
@@ -227,6 +234,13 @@ class StoreClient:
     async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
         body = messages.OfRollouts(rollout_ids=list(rollout_ids), attempt=attempt)
         return await self._post("/v1/generations/query", body, messages.GENERATIONS)
+
+    async def list_audits(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[CallAudit]:
+        body = messages.OfRollouts(rollout_ids=list(rollout_ids), attempt=attempt)
+        return await self._post("/v1/audits/query", body, messages.AUDITS)
+
+    async def count_audits(self, run_id: str | None = None, iteration: int | None = None, mode: Mode | None = None) -> AuditCounts:
+        return await self._get("/v1/audits/counts", AuditCounts, run_id=run_id, iteration=iteration, mode=mode)
 
     async def list_rewards(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Reward]:
         body = messages.OfRollouts(rollout_ids=list(rollout_ids), attempt=attempt)

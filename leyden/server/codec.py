@@ -29,6 +29,9 @@ _SECRETS = (
     re.compile(rb"(?P<secret>sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*\d)[a-z0-9_-]{20,})"),
 )
 
+# One of them is in whatever a pattern finds: to look for them first costs a tenth.
+_WORDS = (b"authorization", b"api_key", b"api-key", b"apikey", b"bearer ", b"sk-")
+
 
 def encode(value: Any) -> bytes:
     """``value`` as compact JSON that ``decode`` gives back exactly; lone surrogates become U+FFFD.
@@ -73,6 +76,8 @@ def without_surrogates(value: Any) -> Any:
 def redact(data: bytes) -> bytes:
     """JSON bytes without the secrets people send by accident: Authorization headers, ``api_key`` fields, ``sk-…`` keys, bearer tokens."""
     lowered = data.lower()
+    if not any(word in lowered for word in _WORDS):
+        return data
     found = sorted((match.start("secret"), -match.end("secret")) for pattern in _SECRETS for match in pattern.finditer(lowered))
     if not found:
         return data

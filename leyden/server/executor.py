@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -79,15 +79,20 @@ class Executor:
         assert not kwargs
         return await self._put(operation, args, max(1, size))
 
+    async def write_together(self, operation: Callable[[Transaction, Sequence[T]], None], item: T, size: int) -> None:
+        """``operation(tx, [item])``, as bulk. All that waits for the same operation is given to it at once, which is far cheaper; where it
+        fails for several, each is tried alone."""
+        await self._put(operation, ([item],), max(1, size), together=True)
+
     def check_room(self) -> None:
         """Raises ``Busy`` once half of what may wait does: whoever would bring more work should ask before there is no room to end it."""
         self._backlog.check_room()
 
-    async def _put(self, operation: Callable[..., T], args: tuple[Any, ...], size: int) -> T:
+    async def _put(self, operation: Callable[..., T], args: tuple[Any, ...], size: int, together: bool = False) -> T:
         if self._closed:
             raise Unavailable("the store is closed")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._backlog.put(Job(operation, args, size, future))
+        self._backlog.put(Job(operation, args, size, future, together))
         return await future
 
     async def read(self, operation: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -169,7 +174,7 @@ class Executor:
             with conn.begin() as transaction:
                 start = self._start(conn)
                 alone = len(batch) == 1  # then the transaction does what its savepoint would
-                outcomes = [self._run(conn, start, job, changes, alone) for job in batch]
+                outcomes = self._run_all(conn, start, batch, changes, alone)
                 if alone and outcomes[0].error is not None:
                     transaction.rollback()
                 for job in batch:
@@ -191,6 +196,17 @@ class Executor:
     def _start(self, conn: Connection) -> Start:
         start = self._database.start(conn)
         return start if self._clock is None else replace(start, now=self._clock())
+
+    def _run_all(self, conn: Connection, start: Start, batch: list[Job], changes: Changes, alone: bool) -> list[_Outcome]:
+        """One outcome for each of the batch."""
+        if len(same := [job for job in batch if job.together and job.operation is batch[-1].operation]) < 2:
+            return [self._run(conn, start, job, changes, alone) for job in batch]
+        joined = replace(batch[-1], args=([item for job in same for item in job.args[0]],))
+        outcome = self._run(conn, start, joined, changes, False)
+        if outcome.error is not None:
+            return [self._run(conn, start, job, changes, False) for job in batch]
+        done = {id(job) for job in same}
+        return [outcome if id(job) in done else self._run(conn, start, job, changes, False) for job in batch]
 
     def _run(self, conn: Connection, start: Start, job: Job, changes: Changes, alone: bool) -> _Outcome:
         tx = Transaction(conn, start.now, start.revision, self._database.secret, self._jitter)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
+from leyden.audit import AuditCounts, CallAudit
 from leyden.server.queries import Prune, Pruned, RolloutFilters, SpanQuery, Trace, TraceQuery
 from leyden.types import (
     DEFAULT_QUEUE,
@@ -154,8 +155,12 @@ class Store(Protocol):
         """Deduplicated on (trace id, span id); under a lost lease kept and marked late. Returns how many are new."""
         ...
 
-    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
-        """All or none; the same id again is a no-op. Under a lost lease: kept, marked late."""
+    async def add_encoded_spans(self, ref: LeaseRef, spans: Sequence[bytes]) -> int:
+        """The same for spans that are JSON already: over HTTP they go out as they are."""
+        ...
+
+    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation], spans: Sequence[Span] = ()) -> None:
+        """All or none, the call's ``spans`` with them; the same id again is a no-op. Under a lost lease: kept, marked late."""
         ...
 
     async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
@@ -178,6 +183,14 @@ class Store(Protocol):
 
     async def list_generations(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
         """In order of start. ``attempt`` None: each rollout's latest attempt, late ones left out."""
+        ...
+
+    async def list_audits(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[CallAudit]:
+        """What was found of each call, without its ids and texts: of every attempt, or of one; late ones too."""
+        ...
+
+    async def count_audits(self, run_id: str | None = None, iteration: int | None = None, mode: Mode | None = None) -> AuditCounts:
+        """Calls by what was found, of all their attempts; nothing is scanned for it."""
         ...
 
     async def list_rewards(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Reward]:

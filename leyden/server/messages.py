@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter
 
+from leyden.audit import CallAudit
 from leyden.server.queries import Trace
 from leyden.types import (
     DEFAULT_QUEUE,
@@ -96,6 +97,7 @@ class AddSpans(Record):
 class AddGenerations(Record):
     ref: LeaseRef
     generations: list[Generation]
+    spans: list[Span] = Field(default_factory=list)
 
 
 class AddRewards(Record):
@@ -161,6 +163,7 @@ VERDICTS = TypeAdapter(list[Verdict])
 SPANS = TypeAdapter(list[Span])
 TRACES = TypeAdapter(list[Trace])
 GENERATIONS = TypeAdapter(list[Generation])
+AUDITS = TypeAdapter(list[CallAudit])
 REWARDS = TypeAdapter(list[Reward])
 REJECTIONS = TypeAdapter(list[Rejection])
 WORKERS = TypeAdapter(list[Worker])

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from sqlalchemy import Connection, insert, select, text
+from sqlalchemy.schema import CreateColumn
 
 from leyden.errors import UsageError
 from leyden.server import schema, views
@@ -72,4 +73,20 @@ def _queues_and_normalized_spans(conn: Connection) -> None:
         conn.execute(text(statement))
 
 
-STEPS: dict[int, Callable[[Connection], None]] = {1: _queues_and_normalized_spans}
+def _audits(conn: Connection) -> None:
+    """2 to 3."""
+    for name in ("findings", "continuity", "follows", "differs_at", "exact", "audit"):
+        column = CreateColumn(schema.generations.c[name]).compile(conn)
+        conn.execute(text(f"ALTER TABLE generations ADD COLUMN {column}"))
+    schema.audit_counts.create(conn, checkfirst=True)  # the step before made it where that was taken now
+    conn.execute(
+        text(
+            """INSERT INTO audit_counts (run_id, iteration, mode, what, n)
+               SELECT coalesce(r.run_id, ''), coalesce(r.iteration, -1), r.mode,
+                      CASE WHEN g.late THEN 'late' WHEN g.status = 'ok' THEN 'unaudited' ELSE 'failed' END, count(*)
+               FROM generations g JOIN rollouts r ON r.id = g.rollout_id GROUP BY 1, 2, 3, 4"""
+        )
+    )
+
+
+STEPS: dict[int, Callable[[Connection], None]] = {1: _queues_and_normalized_spans, 2: _audits}

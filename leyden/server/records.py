@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Row
 
+from leyden.audit import Audit, CallAudit, Continuity, Finding
 from leyden.server.codec import decode, unpack_floats, unpack_ids
 from leyden.server.packing import Pieces, plain_ids, plain_json
 from leyden.types import (
@@ -39,14 +41,16 @@ def failure_kind(value: str | None) -> FailureKind | None:
     return None if value is None else FailureKind(value)
 
 
-def rollout(row: Row[Any]) -> Rollout:
+def rollout(row: Row[Any] | SimpleNamespace, *, claimed_at: int | None = None) -> Rollout:
+    """``claimed_at``: the revision of the claim that has just taken it, of which the row does not know yet."""
+    claimed = claimed_at is not None
     return Rollout(
         id=row.id,
         input=decode(row.input),
         mode=Mode(row.mode),
         queue=row.queue,
         priority=row.priority,
-        state=RolloutState(row.state),
+        state=RolloutState.RUNNING if claimed else RolloutState(row.state),
         run_id=row.run_id,
         iteration=row.iteration,
         resources_id=row.resources_id,
@@ -59,7 +63,7 @@ def rollout(row: Row[Any]) -> Rollout:
         ),
         group=row.group_key,
         metadata=decode(row.metadata),
-        attempt=row.attempt,
+        attempt=row.attempt + claimed,
         failures=row.failures,
         lost=row.lost,
         released=row.released,
@@ -68,7 +72,7 @@ def rollout(row: Row[Any]) -> Rollout:
         error=row.error,
         created_at=row.created_at,
         finished_at=row.finished_at,
-        revision=row.revision,
+        revision=row.revision if claimed_at is None else claimed_at,
     )
 
 
@@ -157,7 +161,40 @@ def generation(row: Row[Any], pieces: Pieces) -> Generation:
         response=None if row.response is None else decode(plain_json(row.response, pieces)),
         started_at=row.started_at,
         latency=row.latency,
+        audit=audit(row),
         late=row.late,
+    )
+
+
+def audit(row: Row[Any]) -> Audit | None:
+    if row.findings is None:
+        return None
+    return Audit(
+        findings=tuple(Finding(name) for name in row.findings.split()),
+        continuity=None if row.continuity is None else Continuity(row.continuity),
+        follows=row.follows,
+        differs_at=row.differs_at,
+        exact=row.exact,
+        **decode(row.audit),
+    )
+
+
+def call_audit(row: Row[Any], turn: int) -> CallAudit:
+    return CallAudit(
+        generation_id=row.id,
+        call_id=row.call_id,
+        rollout_id=row.rollout_id,
+        attempt=row.attempt,
+        turn=turn,
+        choice=row.choice,
+        model=row.model,
+        checkpoint=row.checkpoint,
+        status=row.status,
+        finish_reason=row.finish_reason,
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        late=row.late,
+        audit=audit(row),
     )
 
 

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from leyden.audit import Audit
 from leyden.errors import InvalidRequest
 from leyden.server.canonical import canonical, mark_altered
 from leyden.server.codec import encode, pack_floats, pack_ids, redact, redact_text
+from leyden.server.interface import AttemptEnd
 from leyden.server.normalizer import normalize
 from leyden.server.packing import Pieces, pack, pack_json
 from leyden.types import Generation, LeaseRef, Span
@@ -55,6 +57,16 @@ def batch_of_spans(spans: Iterable[Span]) -> Batch:
     for span in spans:
         pieces: Pieces = {}
         batch.add(_span_row(span, pieces), pieces)
+    return batch
+
+
+def batch_of_ends(ends: Iterable[AttemptEnd]) -> Batch:
+    """The spans of all of them, each with its attempt's name."""
+    batch = Batch()
+    for end in ends:
+        for span in end.spans:
+            pieces: Pieces = {}
+            batch.add(_span_row(span, pieces) | {"rollout_id": end.ref.rollout_id, "attempt": end.ref.attempt}, pieces)
     return batch
 
 
@@ -122,4 +134,18 @@ def _generation_row(item: Generation, pieces: Pieces) -> dict[str, Any]:
         "response": None if item.response is None else pack_json(item.response, pieces),
         "started_at": item.started_at,
         "latency": item.latency,
+        **_audit_columns(item.audit),
+    }
+
+
+def _audit_columns(audit: Audit | None) -> dict[str, Any]:
+    if audit is None:
+        return dict.fromkeys(("findings", "continuity", "follows", "differs_at", "exact", "audit"))
+    return {
+        "findings": " ".join(audit.findings),
+        "continuity": audit.continuity,
+        "follows": audit.follows,
+        "differs_at": audit.differs_at,
+        "exact": audit.exact,
+        "audit": redact(encode(audit.model_dump(include={"expected", "found", "changed", "vocabulary"}, exclude_none=True))),
     }

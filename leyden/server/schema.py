@@ -25,7 +25,7 @@ from sqlalchemy.types import TypeEngine
 
 from leyden.server.codec import clean_text
 
-SCHEMA_VERSION = 2  # a step for each in ``migrations``
+SCHEMA_VERSION = 3  # a step for each in ``migrations``
 
 
 class SafeText(TypeDecorator[str]):
@@ -254,7 +254,25 @@ generations = Table(
     Column("started_at", BigInteger, nullable=False),
     Column("latency", Double, nullable=False),
     Column("late", Boolean, nullable=False),
+    # What its audit found; all NULL where there was none.
+    Column("findings", SafeText),  # names with a space between; "" where nothing was found
+    Column("continuity", SafeText),
+    Column("follows", SafeText),  # a generation
+    Column("differs_at", BigInteger),
+    Column("exact", Boolean),
+    Column("audit", LargeBinary),  # the rest, for people to read
     Index("generations_attempt", "rollout_id", "attempt", "started_at"),
+)
+
+audit_counts = Table(  # generations by what was found, kept as ``counters`` are
+    "audit_counts",
+    metadata,
+    Column("run_id", SafeText, primary_key=True),  # "" for none
+    Column("iteration", BigInteger, primary_key=True),  # -1 for none
+    Column("mode", SafeText, primary_key=True),
+    Column("what", SafeText, primary_key=True),  # a continuity, a finding, or a number of ``AuditCounts``
+    Column("n", BigInteger, nullable=False),
+    **_HOT,
 )
 
 rewards = Table(

@@ -83,9 +83,15 @@ VIEWS = (
         "v_generations",
         "generations",
         "id call_id rollout_id attempt choice model deployment checkpoint status error finish_reason prompt_tokens completion_tokens"
-        " latency late",
+        " latency late findings continuity follows differs_at exact",
         "started_at",
-        "sampling request response",
+        "sampling request response audit",
+    ),
+    View(
+        "v_audit_counts",
+        "audit_counts",
+        "mode what n",
+        derived={"run_id": "nullif(run_id, '')", "iteration": "nullif(iteration, -1)"},
     ),
     View("v_rewards", "rewards", "rollout_id attempt name source position value", "created_at"),
     View("v_resources", "resources", "id version", "alive_until retired_at created_at", "body"),

@@ -142,8 +142,10 @@ def test_calls_and_rewards_become_spans_from_which_the_adapter_reads_exact_ids()
     assert agl.TracerTraceToTriplet().adapt(list(reversed(spans))) == [first, second]  # their order is in their numbers
     messages = agl.TraceToMessages().adapt(spans)
     assert messages == [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}], "tools": None}]
-    with pytest.raises(UsageError, match="no option 'agent_match'"):
-        agl.TracerTraceToTriplet(agent_match="x")
+    with pytest.raises(UsageError, match="no option 'llm_call_match'"):
+        agl.TracerTraceToTriplet(llm_call_match="x")
+    with pytest.raises(UsageError, match="no reward_match 'first_sibling'"):
+        agl.TracerTraceToTriplet(reward_match="first_sibling")
 
 
 def agl_reward(value, position):

@@ -88,3 +88,9 @@ def test_every_candidate_is_accounted_for(values, fraction, cap, dedupe, seed):
         left_out = [r.reward for r in rows if r not in selection.rows]
         if cap is None and not dedupe and left_out:
             assert max(left_out) <= max(r.reward for r in selection.rows)
+
+
+def test_zero_rewards_end_in_a_sentence_that_says_so_and_not_in_a_loss_of_zero():
+    """TRL 3452, ART 336."""
+    selection = select(rows_with(*[0.0] * 20), SelectionConfig())
+    assert selection.rows == [] and selection.sentence == "none of 20 attempts reached a reward of 0.5 (best: 0)"

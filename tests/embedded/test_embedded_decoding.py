@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from leyden.models.embedded import kv
-from leyden.models.embedded.completion import Completion
+from leyden.models.embedded.completion import ChatCompletion
 from leyden.models.embedded.engine import Samples, Token, _window
 from leyden.models.embedded.kv import PrefixCache, Remains, Slots
 from leyden.models.embedded.protocol import ChatRequest
@@ -207,7 +207,7 @@ def test_a_token_drawn_after_the_stop_string_is_no_part_of_the_answer(engine, st
 
     async def run():
         messages = [{"role": "user", "content": "x"}]
-        completion = Completion(engine, ChatRequest(model="m", messages=messages, stop=stop, return_token_ids=True))
+        completion = ChatCompletion(engine, ChatRequest(model="m", messages=messages, stop=stop, return_token_ids=True))
         completion.samples.close()
         completion.samples = FakeSamples([[Token(0, Sampled(token, -1.0), None) for token in ids]])
         return [chunk async for chunk in completion.stream()] if stream else await completion.answer()

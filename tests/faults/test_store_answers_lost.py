@@ -30,6 +30,7 @@ READING = {  # POST only because what is asked does not fit into a path
     "list_rewards",
     "query_spans",
     "list_traces",
+    "list_audits",
     "resolve_key",
 }
 PASSING = {"timeout_seconds", "last_seen_at", "counts", "running"}  # what may be another when the answer is given again

@@ -36,7 +36,7 @@ SMALL = SelectionConfig(min_rows=2)
 
 
 class InstantEngine:
-    can_switch = False
+    can_switch = exact = False
     base_url = "http://127.0.0.1:9/v1"
 
     def __init__(self, version) -> None:
@@ -70,7 +70,15 @@ def make_model(directory: Path) -> Path:
     return directory
 
 
-def play(directory: Path, monkeypatch, rewards, config: SFTConfig, train=8, heldout=16, regression=0, run_id="run-1") -> Played:
+def one_call(rollout, version):
+    """What an agent's calls were, as fields of a generation: one, which ended by itself."""
+    body = [3 + ord(character) % 50 for character in f"{rollout.id} {version}"]
+    return [{"prompt_token_ids": [1, 5], "response_token_ids": [*body, END], "finish_reason": "stop"}]
+
+
+def play(
+    directory: Path, monkeypatch, rewards, config: SFTConfig, train=8, heldout=16, regression=0, run_id="run-1", calls=one_call
+) -> Played:
     """One run, or the next driver of it where the directory holds one."""
     monkeypatch.setattr(improve, "train", _train)
     monkeypatch.setattr(improve, "verify_in_child", _verify)
@@ -90,7 +98,7 @@ def play(directory: Path, monkeypatch, rewards, config: SFTConfig, train=8, held
         async with await SQLStore.open(run.path / "store.db") as store:
             proxy = LLMProxy(store)
             await proxy.start()
-            worker = asyncio.create_task(_work(store, rewards))
+            worker = asyncio.create_task(_work(store, rewards, calls))
             try:
                 parts = Parts(run, Board(Console(file=said, width=400)), store, proxy, registry, make_engine, "")
                 return await run_sft(parts, config, *tasks)
@@ -105,20 +113,20 @@ def play(directory: Path, monkeypatch, rewards, config: SFTConfig, train=8, held
     return Played(summary, run, registry, said.getvalue(), served)
 
 
-async def _work(store, rewards):
+async def _work(store, rewards, calls):
     await store.register_worker("w1", "w", 64)
     while True:
-        await asyncio.gather(*(_answer(store, lease, rewards) for lease in await store.claim("w1", limit=64, wait=5)))
+        await asyncio.gather(*(_answer(store, lease, rewards, calls) for lease in await store.claim("w1", limit=64, wait=5)))
 
 
-async def _answer(store, lease, rewards):
+async def _answer(store, lease, rewards, calls):
     rollout, version = lease.rollout, lease.resources.resources["main_llm"].checkpoint
-    body = [3 + ord(character) % 50 for character in f"{rollout.id} {version}"]
-    call = Generation(
-        id=f"g-{rollout.id}", call_id=f"g-{rollout.id}", rollout_id=rollout.id, attempt=lease.ref.attempt, model=version,
-        checkpoint=version, prompt_token_ids=[1, 5], response_token_ids=[*body, END], finish_reason="stop", started_at=0, latency=0.1,
-    )  # fmt: skip
-    await store.add_generations(lease.ref, [call])
+    of_attempt = {"rollout_id": rollout.id, "attempt": lease.ref.attempt, "model": version, "checkpoint": version, "latency": 0.1}
+    made = [
+        Generation(**of_attempt | {"id": f"g-{rollout.id}-{n}", "call_id": f"g-{rollout.id}-{n}", "started_at": n} | call)
+        for n, call in enumerate(calls(rollout, version))
+    ]
+    await store.add_generations(lease.ref, made)
     given = rewards(version, rollout.input, rollout.mode)
     found = given if isinstance(given, dict) else {"reward": given}
     await store.complete(lease.ref, [Reward(name=name, value=float(value)) for name, value in found.items()])

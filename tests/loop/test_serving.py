@@ -16,6 +16,8 @@ from leyden.server.sqlstore import SQLStore
 
 
 class FakeEngine:
+    exact = False
+
     def __init__(self, version: Version, log: list[str], can_switch: bool) -> None:
         self.model_name, self.base_url, self.can_switch = version.name, "http://127.0.0.1:9/v1", can_switch
         self.death: asyncio.Future[Unavailable] = asyncio.get_running_loop().create_future()

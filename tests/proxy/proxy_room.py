@@ -19,7 +19,7 @@ from starlette.routing import Route
 from leyden.process import reserve_port
 from leyden.proxy import LLMProxy
 from leyden.server.sqlstore import SQLStore
-from leyden.types import LLM, AttemptBinding, Generation, Lease, LeaseRef, NewRollout
+from leyden.types import LLM, AttemptBinding, Generation, Lease, LeaseRef, NewRollout, Span
 
 PROMPT_IDS = [1, 2, 3, 4]
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
@@ -33,6 +33,7 @@ class Sample:
     pieces: list[str] = field(default_factory=lambda: ["4", "2", ""])
     ids: list[int] = field(default_factory=lambda: [40, 20, 99])
     tool: str | None = None
+    logprob: float | None = 0.0  # another: of every token, NaN and null among them
 
     @property
     def text(self) -> str:
@@ -55,7 +56,8 @@ class Sample:
         return {"tool_calls": [{"index": 0, "function": {"arguments": self.pieces[position]}}]}
 
     def logprobs(self, start: int = 0, end: int | None = None) -> dict[str, Any]:
-        return {"content": [{"token": str(id), "logprob": -id / 100, "bytes": None, "top_logprobs": []} for id in self.ids[start:end]]}
+        values = [-id / 100 if self.logprob is Sample.logprob else self.logprob for id in self.ids[start:end]]
+        return {"content": [{"token": "t", "logprob": value, "bytes": None, "top_logprobs": []} for value in values]}
 
     def _call(self, arguments: str) -> dict[str, Any]:
         return {"id": "call_1", "type": "function", "function": {"name": self.tool, "arguments": arguments}}
@@ -66,7 +68,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.samples = [Sample()]
-        self.fault: str | None = None  # "status", "redirect", "cut", "garbage", "error_event", "malformed", "hang"
+        self.fault: str | None = None  # "status", "redirect", "busy", "cut", "dies", "garbage", "error_event", "malformed", "hang", "slow"
         self.completion_tokens: int | None = None  # None: the truth
         self.withholds: str | None = None  # "return_token_ids" or "logprobs": asked for, but not given
         self.bodies: list[dict[str, Any]] = []
@@ -83,6 +85,10 @@ class Engine:
         self.entered.set()
         if self.fault == "status":
             return JSONResponse({"error": {"message": "too long", "type": "BadRequestError", "code": 400}}, 400, {"retry-after": "7"})
+        if self.fault == "busy":
+            return JSONResponse({"error": {"message": "slow down", "type": "RateLimitError", "code": 429}}, 429, {"retry-after": "3"})
+        if self.fault == "slow" and await self._hang(request):
+            return Response()
         if self.fault == "redirect":
             return Response(status_code=307, headers={"location": "http://elsewhere.example/"})
         if self.fault == "garbage":
@@ -91,7 +97,13 @@ class Engine:
             return StreamingResponse(self._chunks(body), media_type="text/event-stream")
         if self.fault == "hang" and await self._hang(request):
             return Response()
-        return JSONResponse(self._whole(body))
+        if self.fault == "dies":
+            return StreamingResponse(self._half(body), media_type="application/json", headers={"content-length": "10000"})
+        return Response(json.dumps(self._whole(body)), media_type="application/json")
+
+    async def _half(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield json.dumps(self._whole(body)).encode()[:100]
+        raise ConnectionResetError("as an engine that is killed leaves its connections")
 
     async def _hang(self, request: Request) -> bool:
         """True if the proxy went away, False if the test let the call go on."""
@@ -140,6 +152,8 @@ class Engine:
                     await self.resume.wait()
                 if position == 1 and self.fault == "cut":
                     return
+                if position == 1 and self.fault == "dies":
+                    raise ConnectionResetError("as an engine that is killed leaves its connections")
                 if position == 1 and self.fault == "error_event":
                     yield _event({"error": {"message": "out of memory", "code": 500}})
                     return
@@ -184,7 +198,12 @@ async def serving(app: Any) -> AsyncIterator[str]:
 @asynccontextmanager
 async def running_engine() -> AsyncIterator[Engine]:
     engine = Engine()
-    async with serving(Starlette(routes=[Route("/v1/chat/completions", engine.chat, methods=["POST"])])) as url:
+
+    async def chat(request: Request) -> Response:
+        return await engine.chat(request)  # looked up anew: a test may have put something else in its place
+
+    routes = [Route(f"/v1{path}", chat, methods=["POST"]) for path in ("/chat/completions", "/completions")]
+    async with serving(Starlette(routes=routes)) as url:
         engine.api_base = f"{url}/v1"
         try:
             yield engine
@@ -211,12 +230,12 @@ class Gate:
         self.resolved += 1
         return await self._store.resolve_key(key)
 
-    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation]) -> None:
+    async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation], spans: Sequence[Span] = ()) -> None:
         self.writing.set()
         await self.open.wait()
         if self.error:
             raise self.error
-        await self._store.add_generations(ref, generations)
+        await self._store.add_generations(ref, generations, spans)
         self.written.set()
 
 
@@ -246,9 +265,11 @@ class Room:
         return lease
 
 
-def entry(engine: Engine, checkpoint: str = "version_0", name: str = "policy", **info: Any) -> dict[str, Any]:
-    params = {"model": f"hosted_vllm/models/{checkpoint}", "api_base": engine.api_base, "api_key": "engine-secret"}
-    return {"model_name": name, "litellm_params": params, "model_info": {"checkpoint": checkpoint, **info}}
+def entry(
+    engine: Engine, checkpoint: str = "version_0", name: str = "policy", params: dict[str, Any] | None = None, **info: Any
+) -> dict[str, Any]:
+    litellm = {"model": f"hosted_vllm/models/{checkpoint}", "api_base": engine.api_base, "api_key": "engine-secret"} | (params or {})
+    return {"model_name": name, "litellm_params": litellm, "model_info": {"checkpoint": checkpoint, **info}}
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ def test_an_attempt_url_binds_as_its_key_does() -> None:
         assert (await this.client.get(f"{url}/models")).status_code == 200
         assert len(await this.rows()) == 1
         assert code(await this.client.post(f"{root}/a/nobody/v1/chat/completions", json=body)) == (401, "invalid_api_key")
-        unknown = await this.client.post(f"{url}/responses", json=body)
+        unknown = await this.client.post(f"{url}/embeddings", json=body)
         assert code(unknown) == (404, "unknown_url") and this.lease.key not in unknown.text
 
     in_room(test)

@@ -229,7 +229,7 @@ def test_runners_that_share_a_process_join_its_tracer_provider_once(monkeypatch:
     monkeypatch.setattr(provider, "add_span_processor", join)
     monkeypatch.setattr(otel.trace, "get_tracer_provider", lambda: provider)
     monkeypatch.setattr(otel, "_join", functools.cache(otel._join.__wrapped__))
-    threads = [threading.Thread(target=otel._tracer) for _ in range(2)]
+    threads = [threading.Thread(target=otel.join) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -70,7 +70,8 @@ async def run_sft(
         finally:
             await do.serving.stop()
         run.metric(step="end")
-        summary.finish(champion.name, do.steps.seconds, run.seconds_driven(), do.tokens, do.calls)
+        fidelity = await parts.store.count_audits(run.id)
+        summary.finish(champion.name, do.steps.seconds, run.seconds_driven(), do.tokens, do.calls, fidelity)
         driver.summary = summary.as_dict()
     run.write_summary(summary.as_dict())  # last: whoever dies before goes on, and tells the store the same once more
     return summary

@@ -5,6 +5,7 @@ Each asks first whether an earlier driver of this run has finished it, and then 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from leyden.algorithm.collapse import check_collapse, mean_length
 from leyden.algorithm.dataset import row_id
+from leyden.algorithm.harvest import Harvest, Learner, harvest
+from leyden.algorithm.quarantine import write_quarantine
 from leyden.algorithm.random_control import ARM, random_rows
-from leyden.algorithm.rows import Row, RowsReport, build_rows
+from leyden.algorithm.refusals import Refusal
+from leyden.algorithm.rows import Row
 from leyden.algorithm.selection import NothingToLearn, Selection, select
 from leyden.algorithm.sft.collect import Ended, Patience, count_tokens, read_captured, read_ended, run_rollouts
 from leyden.algorithm.sft.driver import Driver
@@ -27,13 +31,11 @@ from leyden.algorithm.sft.serving import DRAIN, EngineDied, MakeEngine, Serving
 from leyden.algorithm.sft.settings import GREEDY, SAMPLED, SFTConfig
 from leyden.algorithm.sft.steps import Step, Steps, fingerprint
 from leyden.algorithm.sft.tasks import LoopTask
-from leyden.algorithm.triplets import GenerationsToTriplets
 from leyden.environments.gate import Gate
 from leyden.environments.judging import judge
 from leyden.environments.outcomes import Outcomes
 from leyden.environments.verdict import Decision, Verdict
 from leyden.errors import Conflict
-from leyden.models.eos import eos_token_ids
 from leyden.models.registry import Registry
 from leyden.models.version import Version
 from leyden.server.interface import Store
@@ -60,13 +62,14 @@ class Parts:
 
 @dataclass(frozen=True)
 class Collected:
-    rows: list[Row]
+    harvest: Harvest
     rewards: list[float]  # of every scored attempt
-    report: RowsReport
-    calls_refused: dict[str, int]
-    rewards_unplaced: int
     failed: int
     unscored: int
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.harvest.rows
 
     @property
     def digest(self) -> str:
@@ -136,6 +139,7 @@ class Phases:
         inputs = {
             "version": version.name, "tasks": _digest(self.train_tasks), "attempts": config.attempts, "temperature": config.temperature,
             "max_tokens": config.max_tokens, "rows": config.rows.model_dump(mode="json"), "seed": config.seed,
+            "attribution": config.attribution.model_dump(mode="json"),
         }  # fmt: skip
         done = self.steps.finished(iteration, "collect", inputs)
         if done is not None:
@@ -152,7 +156,7 @@ class Phases:
         async with self.steps.open(iteration, "collect", f"collect with {version.name}", inputs, total=len(work)) as step:
             ended = await self._run(version, step, [_Batch("collect", iteration, Mode.TRAIN, config.temperature, work)])
             collected = await self._collected(version, ended, work)
-            report = collected.report
+            crop = collected.harvest
             passed = sum(reward >= config.selection.min_reward for reward in collected.rewards)
             step.outputs |= {
                 "rollouts": [end.rollout.id for end in ended],
@@ -161,14 +165,16 @@ class Phases:
                 "passed": passed,
                 "failed": collected.failed,
                 "unscored": collected.unscored,
-                "calls_refused": collected.calls_refused,
-                "rewards_unplaced": collected.rewards_unplaced,
-                "rows": asdict(report),
+                "calls": crop.calls,
+                "calls_refused": crop.calls_refused,
+                "rewards_unplaced": crop.rewards_unplaced,
+                "rows": asdict(crop.report),
+                "quarantine": write_quarantine(parts.run.path / f"iteration_{iteration}", crop),
             }
             failed = f", {collected.failed} failed" if collected.failed else ""
-            refused = "".join(f", {count} {reason}" for reason, count in (report.refused | collected.calls_refused).items())
+            refused = "".join(f", {count} {reason}" for reason, count in (crop.report.refused | crop.calls_refused).items())
             step.view.update(note=f"{passed} of {len(work)} passed, {len(collected.rows)} rows{refused}{failed}")
-            parts.run.metric(iteration=iteration, step="collect", passed=passed, planned=len(work), **asdict(report))
+            parts.run.metric(iteration=iteration, step="collect", passed=passed, planned=len(work), **asdict(crop.report))
         return collected
 
     async def _collected(self, version: Version, ended: Sequence[Ended], work: Sequence[tuple[LoopTask, int]]) -> Collected:
@@ -176,16 +182,13 @@ class Phases:
         scored = {end.rollout.id: end.reward for end in ended if end.reward is not None}
         generations, rewards = await read_captured(self.parts.store, [end.rollout.id for end in ended])
         self.tokens += count_tokens(generations)
-        adapter = GenerationsToTriplets()
-        triplets = adapter.adapt([item for item in generations if item.rollout_id in scored], rewards)
         tasks = {end.rollout.id: task.id for end, (task, _) in zip(ended, work, strict=True)}
-        rows, report = build_rows(triplets, tasks, eos_token_ids(version.path), self.config.rows)
+        left_out = {end.rollout.id: Refusal.ATTEMPT_FAILED if end.failed else Refusal.NO_REWARD for end in ended if end.reward is None}
+        learner, config = Learner.of(version.name, version.path), self.config
+        crop = await asyncio.to_thread(harvest, generations, rewards, tasks, learner, config.rows, config.attribution, left_out)
         return Collected(
-            rows=rows,
+            harvest=crop,
             rewards=list(scored.values()),
-            report=report,
-            calls_refused={str(reason): count for reason, count in adapter.refused.items()},
-            rewards_unplaced=adapter.unplaced_rewards,
             failed=sum(end.failed for end in ended),
             unscored=sum(not end.failed and end.reward is None for end in ended),
         )

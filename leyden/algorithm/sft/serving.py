@@ -62,7 +62,7 @@ class Serving:
                 {
                     "model_name": engine.model_name,
                     "litellm_params": {"model": f"hosted_vllm/{engine.model_name}", "api_base": engine.base_url},
-                    "model_info": {"id": self._deployment(version.name), "checkpoint": version.name},
+                    "model_info": {"id": self._deployment(version.name), "checkpoint": version.name, "exact": engine.exact},
                 }
             ]
         )

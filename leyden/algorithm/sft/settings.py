@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from leyden.algorithm.attribution import Attribution
 from leyden.algorithm.collapse import CollapseConfig
 from leyden.algorithm.rows import RowsConfig
 from leyden.algorithm.selection import SelectionConfig
@@ -21,6 +22,7 @@ class SFTConfig(Record):
     temperature: float = Field(SAMPLED, gt=0)  # of collection; 0 would explore nothing
     max_tokens: int = Field(256, ge=1)  # of one answer
     rollout: RolloutConfig = RolloutConfig(attempt_timeout=300.0)
+    attribution: Attribution = Attribution()  # which call each reward belongs to
     rows: RowsConfig = RowsConfig()
     selection: SelectionConfig = SelectionConfig()  # its min_reward is also what passes in evaluation
     train: TrainConfig = TrainConfig()

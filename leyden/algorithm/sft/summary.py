@@ -18,6 +18,7 @@ from leyden.algorithm.sft.evaluate import Evaluation
 from leyden.algorithm.sft.job import TrainResult
 from leyden.algorithm.sft.phases import Collected
 from leyden.algorithm.sft.report import Board, clock
+from leyden.audit import AuditCounts
 from leyden.environments.verdict import Decision, Verdict
 
 
@@ -44,10 +45,13 @@ class Iteration:
             "failed": collected.failed,
             "unscored": collected.unscored,
             "mean_reward": round(sum(collected.rewards) / len(collected.rewards), 4) if collected.rewards else None,
-            "rows": collected.report.rows,
-            "rows_refused": collected.report.refused,
-            "calls_refused": collected.calls_refused,
-            "tokens_saved": collected.report.tokens_saved,
+            "calls": collected.harvest.calls,
+            "rows": collected.harvest.report.rows,
+            "merged_calls": collected.harvest.report.merged_calls,
+            "rows_refused": collected.harvest.report.refused,
+            "calls_refused": collected.harvest.calls_refused,
+            "quarantined": {"calls": collected.harvest.quarantined_calls, "reasons": collected.harvest.reasons},
+            "tokens_saved": collected.harvest.report.tokens_saved,
         }
 
     def selected(self, selection: Selection) -> None:
@@ -83,6 +87,7 @@ class Summary:
     total_seconds: float = 0.0  # that drivers spent on the run, starts and interrupted steps included
     rollout_tokens: dict[str, int] = field(default_factory=dict)  # read and sampled, in collection and evaluation
     proxy: dict[str, int] = field(default_factory=dict)  # calls, and whatever was odd about them, counted by kind
+    fidelity: AuditCounts = field(default_factory=AuditCounts)  # of all calls that the store has of this run
 
     def add_version(self, version: str, evaluation: Evaluation | None) -> None:
         self.versions.append((version, evaluation))
@@ -92,9 +97,15 @@ class Summary:
         return iteration
 
     def finish(
-        self, champion: str, seconds: dict[str, float], total_seconds: float, rollout_tokens: dict[str, int], proxy: dict[str, int]
+        self,
+        champion: str,
+        seconds: dict[str, float],
+        total_seconds: float,
+        rollout_tokens: dict[str, int],
+        proxy: dict[str, int],
+        fidelity: AuditCounts,
     ) -> None:
-        self.champion, self.proxy = champion, dict(proxy)
+        self.champion, self.proxy, self.fidelity = champion, dict(proxy), fidelity
         self.total_seconds = total_seconds
         self.rollout_tokens = {name: rollout_tokens[name] for name in ("read", "sampled")}
         self.seconds = {name: round(value, 1) for name, value in seconds.items()}
@@ -126,6 +137,7 @@ class Summary:
             "iterations": [vars(iteration) for iteration in self.iterations],
             "tokens": self.tokens,
             "proxy": self.proxy,
+            "fidelity": self.fidelity.model_dump(mode="json"),
             "seconds": self.seconds | {"total": round(self.total_seconds, 1)},
         }
 
@@ -160,6 +172,7 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
     console.print(f"tokens: {tokens}", style="dim", highlight=False)
     calls = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.proxy.items())
     console.print(f"proxy: {calls}", style="dim", highlight=False)
+    console.print(f"token fidelity: {summary.fidelity}", style="dim" if summary.fidelity.clean else "yellow", highlight=False)
     for iteration in summary.iterations:
         if iteration.nothing_to_learn:
             board.say(f"iteration {iteration.number}: nothing to learn: {iteration.reason}. Nothing was trained; this is a normal ending.")

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.environments.code_digest import digest_of
-from leyden.environments.connections import openai_client
 from leyden.environments.subject import AttemptContext, Components, cancelled_by_others
 from leyden.environments.subjects import isolation
 from leyden.environments.subjects.endpoint import check_messages
@@ -24,10 +23,9 @@ from leyden.runners.failures import describe
 from leyden.types import LLM
 
 if TYPE_CHECKING:
-    from agents import Agent, Model
+    from agents import Agent
 
     from leyden.environments.subjects.describing import Described
-    from leyden.environments.subjects.recording import Log
 
 T = TypeVar("T")
 
@@ -104,9 +102,12 @@ class AgentsSDK:
             raise UsageError(f"{self.name} cancelled itself before any attempt", hint) from error
 
     async def attempt(self, task: Task, context: AttemptContext) -> None:
-        question = task.fresh().input
+        from leyden.environments.subjects.running import run_recorded
+
+        question = task.fresh_input()
         async with self._isolated() as isolated:
-            await _run(isolated, question if isinstance(question, str) else list(question), self._fresh_context(), self.max_turns, context)
+            question = question if isinstance(question, str) else list(question)
+            await run_recorded(isolated, question, self._fresh_context(), self.max_turns, context)
 
     def question(self) -> Components:
         from leyden.environments.subjects.describing import question_components
@@ -172,54 +173,6 @@ class AgentsSDK:
         if self._described is None:
             self._described = _wait(self._describe)
         return self._described
-
-
-async def _run(isolated: Isolation, question: Any, given: Any, max_turns: int | None, context: AttemptContext) -> None:
-    """``Runner.run`` as a stranger's first question, with its calls written down."""
-    from agents import AgentsException, RunConfig, Runner
-    from agents.models.multi_provider import MultiProvider
-    from agents.run_config import DEFAULT_MAX_TURNS
-
-    from leyden.environments.subjects.conversation import Outcomes, output_of
-    from leyden.environments.subjects.recording import Log, RecordedProvider, Turns, recorded
-
-    log, outcomes = Log(), Outcomes()
-    config = RunConfig(tracing_disabled=True, model_provider=RecordedProvider(MultiProvider(), log))
-    if context.llm is not None:
-        config.model = recorded(model_of(context.llm), log, context.llm.sampling_parameters)
-    for agent in isolated.agents:
-        if agent.model is not None and not isinstance(agent.model, str):
-            agent.model = recorded(agent.model, log)
-    outcomes.watch(config, isolated)
-    items: list[Any] = []
-    try:
-        result = await Runner.run(
-            isolated.agents[0], question, context=given, max_turns=max_turns or DEFAULT_MAX_TURNS, hooks=Turns(log), run_config=config
-        )
-    except AgentsException as error:
-        items = error.run_data.new_items if error.run_data else []
-        if log.calls and log.calls[-1].finish_reason == "length":  # what was cut could not be read: no behaviour of the model's
-            context.commit(output_of(log, outcomes, items, content=_text(log)))
-            return
-        raise
-    else:
-        items = result.new_items
-        context.commit(output_of(log, outcomes, items, result.final_output, result.interruptions))
-    finally:
-        if context.output is None:
-            context.partial = output_of(log, outcomes, items, content=None)
-
-
-def _text(log: Log) -> str | None:
-    answer = log.last.answer if log.last else None
-    return answer.get("content") if answer else None
-
-
-def model_of(llm: LLM) -> Model:
-    """The model that an LLM is."""
-    from agents import OpenAIChatCompletionsModel
-
-    return OpenAIChatCompletionsModel(model=llm.model, openai_client=openai_client(llm.endpoint, llm.api_key))
 
 
 @asynccontextmanager

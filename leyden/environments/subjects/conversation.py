@@ -104,7 +104,7 @@ def _messages(log: Log, made: list[Any]) -> list[Message]:
     asked = {call["id"] for call in last.answer.get("tool_calls", ())}
     results = [_raw(item) for item in made if item.type in ("tool_call_output_item", "handoff_output_item")]
     unseen = [raw for raw in results if raw.get("call_id") in asked]
-    return [*last.messages, last.answer, *as_messages(unseen)]
+    return [*last.messages, last.answer, *(as_messages(unseen) if unseen else ())]
 
 
 def _tools(made: list[Any], log: Log, outcomes: Outcomes, waiting: set[str | None]) -> list[ToolCall]:

@@ -44,7 +44,7 @@ class Endpoint:
         llm = context.llm or self.llm
         if llm is None:
             raise UsageError("there is no model to ask", "Endpoint(LLM(endpoint=…, model=…)), or run with llm=…")
-        question = task.fresh().input
+        question = task.fresh_input()
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
         if self.system is not None:
             messages = [{"role": "system", "content": self.system}, *messages]

@@ -56,13 +56,14 @@ class Function:
 
     async def attempt(self, task: Task, context: AttemptContext) -> None:
         agent = self._fresh_agent()
-        rollout = context.rollout.model_copy(update={"input": task.fresh().input})
+        rollout = context.rollout.model_copy(update={"input": task.fresh_input()})
         resources: dict[str, Resource] = {"llm": context.llm} if context.llm else {}
         with collecting() as rewards:
             try:
                 answer = await agent.run(rollout, resources)
-            finally:
+            except BaseException:
                 context.partial = RunOutput(content=None, metrics=_metrics(rewards))
+                raise
             context.commit(_output(answer, rewards, context.llm))
 
     def question(self) -> Components:

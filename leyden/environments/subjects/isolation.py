@@ -18,9 +18,10 @@ import dataclasses
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leyden.environments.subjects.isolation_rules import CLIENTS, FIELDS, STATELESS_MODELS, TOOLS, Action
 from leyden.errors import UsageError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 OnLive = Callable[[Any, str], None]
 """Told of each part that cannot be copied, and where it is: refuses it, or knows that this attempt alone has it."""
 
+# Whose deep copy is itself.
+_ATOMIC = frozenset({type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType})
 FACTORY = "give a function that makes the agent: Environment(agent=lambda: Agent(…), …); it is called for each attempt"
 
 
@@ -81,7 +84,7 @@ class Isolation:
         fresh = self._shell(agent)
         self.agents.append(fresh)
         where = f"agent {agent.name!r}"
-        for name, action in self._rules(agent, where).items():
+        for name, action in self._rules(agent, where):
             value = getattr(agent, name)
             match name:
                 case "tools":
@@ -96,12 +99,14 @@ class Isolation:
                     fresh.model_settings = self._record(value, f"the model settings of {where}")
                 case "input_guardrails" | "output_guardrails":
                     setattr(fresh, name, [self._record(each, f"a guardrail of {where}") for each in value])
-                case _:
+                case _ if not _is_its_copy(action, value):
                     setattr(fresh, name, self._field(action, value, f"{name} of {where}"))
         return fresh
 
     def copied(self, value: Any, where: str) -> Any:
         """A deep copy that refers to this attempt's copies; a part that cannot be copied is a live one."""
+        if type(value) in _ATOMIC:
+            return value
         try:
             return copy.deepcopy(value, self._memo)
         except Exception:  # __deepcopy__ may be anybody's
@@ -113,22 +118,18 @@ class Isolation:
             self._parts[id(part)] = part
             self._on_live(part, where)
 
-    def _rules(self, value: Any, where: str) -> dict[str, Action]:
-        """By field, for every field that is declared and every attribute that is set. What has no rule is live, and stays as it is; but a
-        field that is new in the SDK and not in use (it has its plain default) cannot be written through."""
-        for base in type(value).__mro__:
-            if (table := FIELDS.get(_kind(base))) is not None:
-                break
-        else:
+    def _rules(self, value: Any, where: str) -> Sequence[tuple[str, Action]]:
+        """By field, for every field that is declared and every attribute that is set. Those that are shared are left out: a shallow copy has
+        them. What has no rule is live, and stays as it is; but a field that is new in the SDK and not in use (it has its plain default)
+        cannot be written through."""
+        shape = _shape(type(value), tuple(vars(value)))
+        if shape is None:
             raise UsageError(f"{where} is a {_kind(type(value))}, which nobody knows how to isolate", FACTORY)
-        defaults = {field.name: field.default for field in dataclasses.fields(value)}
-        names = dict.fromkeys([*defaults, *vars(value)])
-        for name in names:
+        for name, default in shape.unknown:
             held = getattr(value, name)
-            unused = isinstance(held, str | int | float | None) and name in defaults and held == defaults[name]
-            if name not in table and not unused:
+            if not isinstance(held, str | int | float | None) or held != default:
                 self._live(held, f"the field {name!r} of {where}")
-        return {name: table[name] for name in names if name in table}
+        return shape.rules
 
     def _field(self, action: Action, value: Any, where: str) -> Any:
         if action is Action.COPY:
@@ -147,8 +148,9 @@ class Isolation:
     def _record(self, value: Any, where: str) -> Any:
         """A dataclass of the SDK, field by field."""
         fresh = self._shell(value)
-        for name, action in self._rules(value, where).items():
-            object.__setattr__(fresh, name, self._field(action, getattr(value, name), f"{name} of {where}"))
+        for name, action in self._rules(value, where):
+            if not _is_its_copy(action, held := getattr(value, name)):
+                object.__setattr__(fresh, name, self._field(action, held, f"{name} of {where}"))
         return fresh
 
     def _tool(self, tool: Any, where: str) -> Any:
@@ -159,11 +161,11 @@ class Isolation:
         if action is not Action.REBUILD:
             return self._field(action, tool, where)
         fresh = self._shell(tool)  # the SDK binds the copy's invoker to the copy
-        for name, rule in self._rules(tool, where).items():
+        for name, rule in self._rules(tool, where):
             if name == "on_invoke_tool":
                 self._invoker(tool, where)
-            else:
-                setattr(fresh, name, self._field(rule, getattr(tool, name), f"{name} of {where}"))
+            elif not _is_its_copy(rule, held := getattr(tool, name)):
+                setattr(fresh, name, self._field(rule, held, f"{name} of {where}"))
         if tool._agent_instance is not None:
             self._used_as_tool(tool._agent_instance)
         self.tools.append(fresh)
@@ -261,6 +263,29 @@ class Isolation:
                 self.servers.append(server)
             self._memo[id(server)] = server
         return list(servers)
+
+
+def _is_its_copy(action: Action, value: Any) -> bool:
+    return action is Action.COPY and type(value) in _ATOMIC
+
+
+class _Shape(NamedTuple):
+    rules: tuple[tuple[str, Action], ...]  # of what is not shared
+    unknown: tuple[tuple[str, Any], ...]  # fields that have no rule, with their defaults
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape(cls: type, attributes: tuple[str, ...]) -> _Shape | None:
+    """Of the objects of a class that have these attributes set: the same for every attempt. None for a class that has no table."""
+    table = next((FIELDS[kind] for kind in map(_kind, cls.__mro__) if kind in FIELDS), None)
+    if table is None:
+        return None
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(cls)}
+    names = dict.fromkeys([*defaults, *attributes])
+    return _Shape(
+        tuple((name, table[name]) for name in names if name in table and table[name] is not Action.SHARE),
+        tuple((name, defaults.get(name, dataclasses.MISSING)) for name in names if name not in table),
+    )
 
 
 def _held_by(function: Any) -> list[Any]:

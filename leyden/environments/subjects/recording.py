@@ -11,7 +11,7 @@ from leyden.environments.connections import on_this_loop
 from leyden.errors import MissingExtra
 
 try:
-    from agents import Model, ModelProvider, OpenAIChatCompletionsModel, RunHooks
+    from agents import Model, ModelProvider, MultiProvider, OpenAIChatCompletionsModel, RunHooks
     from agents.models.chatcmpl_converter import Converter
     from openai import AsyncOpenAI
 except ModuleNotFoundError as error:
@@ -90,15 +90,18 @@ def recorded(model: Model, log: Log, sampling: Mapping[str, Any] | None = None) 
 class RecordedProvider(ModelProvider):
     """Models that an agent knows by name only."""
 
-    def __init__(self, provider: ModelProvider, log: Log) -> None:
-        self._provider = provider
+    def __init__(self, log: Log) -> None:
+        self._provider: ModelProvider | None = None  # most agents bring their models
         self._log = log
 
     def get_model(self, model_name: str | None) -> Model:
+        if self._provider is None:
+            self._provider = MultiProvider()
         return recorded(self._provider.get_model(model_name), self._log)
 
     async def aclose(self) -> None:
-        await self._provider.aclose()
+        if self._provider is not None:
+            await self._provider.aclose()
 
 
 class _Client:

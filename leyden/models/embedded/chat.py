@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,16 +11,36 @@ from typing import Any
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-def render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
+_READS_PARTS = re.compile(r"\bin\s+\w+(\.content|\[['\"]content['\"]\])|\bcontent\s+is\s+(not\s+)?(string|iterable|sequence)")
+
+
+def render(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any] | None = None
+) -> list[int]:
     """Prompt token ids [P] for a chat request. ``arguments`` stay the JSON text they are in the OpenAI API, so that a call which
-    the model wrote is rendered to the very text it wrote. Raises ``ValueError`` when the template cannot render the messages."""
+    the model wrote is rendered to the very text it wrote. ``options``: further variables of the template. Raises ``ValueError`` when the
+    template cannot render the messages."""
     from jinja2 import TemplateError
 
+    reads_parts = bool(_READS_PARTS.search(tokenizer.chat_template))
+    told = [_as_templates_read_it(message, reads_parts) for message in messages]
     try:
-        encoded = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True)
+        encoded = tokenizer.apply_chat_template(
+            told, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True, **(options or {})
+        )
     except (TemplateError, TypeError) as error:
         raise ValueError(f"the chat template cannot render these messages: {error}") from None
     return list(encoded["input_ids"])
+
+
+def _as_templates_read_it(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]:
+    """``reasoning`` by the name that templates know, and texts in parts as one where the template expects one, as vLLM does both."""
+    content = message.get("content")
+    if isinstance(content, list) and not reads_parts:
+        message = {**message, "content": "\n".join(part["text"] for part in content)}
+    if message.get("reasoning") is not None and message.get("reasoning_content") is None:
+        message = {**message, "reasoning_content": message["reasoning"]}
+    return message
 
 
 @dataclass
@@ -54,15 +75,16 @@ class StopStrings:
 
     stops: tuple[str, ...]
     held: str = ""
+    met: str | None = None
 
     def add(self, text: str) -> tuple[str, bool]:
         """The text that can be given out, and whether a stop string was met."""
         if not self.stops:
             return text, False
         text = self.held + text
-        cut = min((position for stop in self.stops if (position := text.find(stop)) >= 0), default=-1)
+        cut, met = min(((position, stop) for stop in self.stops if (position := text.find(stop)) >= 0), default=(-1, None))
         if cut >= 0:
-            self.held = ""
+            self.held, self.met = "", met
             return text[:cut], True
         keep = max(held_back(text, stop) for stop in self.stops)
         self.held = text[len(text) - keep :] if keep else ""

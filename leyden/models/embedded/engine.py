@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from transformers.utils import logging
 from leyden.errors import UsageError
 from leyden.models.device import compute_dtype, pick_device
 from leyden.models.embedded import attention
+from leyden.models.embedded.grammar import Grammars
+from leyden.models.embedded.reasoning import begun, thinks
 from leyden.models.embedded.sampling import Sampled, Sampling
 from leyden.models.embedded.scheduler import Scheduler, Sequence
 from leyden.models.importer import check_checkpoint
@@ -53,14 +56,28 @@ class TransformersEngine:
         limits = (max_model_len, text.max_position_embeddings, _window(text))
         self.max_model_len: int = min(limit for limit in limits if limit)
         self.stop_ids = frozenset(_as_list(self.model.generation_config.eos_token_id) + _as_list(self.tokenizer.eos_token_id))
+        self.thinks = thinks(self.tokenizer)
+        self._grammars: Grammars | None = None
+        self._making_grammars = threading.Lock()
         self.scheduler = Scheduler(self.model, max_running=max_running)
         self.scheduler.start()
 
     def close(self) -> None:
         self.scheduler.stop()
 
-    def sample(self, prompt_ids: list[int], sampling: Sampling, n: int = 1) -> Samples:
-        """Start ``n`` samples of one prompt [P]. Raises ``ValueError`` when it is empty or leaves no room for an answer."""
+    def begins_thinking(self, prompt_ids: list[int]) -> bool:
+        """Whether a prompt [P] ends inside of a thought, so that the model goes on with it."""
+        return self.thinks and begun(self.tokenizer.decode(prompt_ids[-8:]))
+
+    def compile(self, grammar: str) -> str:
+        """A grammar in Lark, ready for ``sample``; a second at the first time. Raises ``ValueError`` for one that cannot be followed."""
+        with self._making_grammars:
+            self._grammars = self._grammars or Grammars(self.tokenizer, self.vocab_size, self.stop_ids)
+        return self._grammars.compile(grammar)
+
+    def sample(self, prompt_ids: list[int], sampling: Sampling, n: int = 1, grammar: str | None = None) -> Samples:
+        """Start ``n`` samples of one prompt [P]. ``grammar``: a compiled one, which each must follow. Raises ``ValueError`` when the prompt
+        is empty or leaves no room for an answer."""
         if not prompt_ids:
             raise ValueError("the prompt has no tokens")
         room = self.max_model_len - len(prompt_ids)
@@ -81,6 +98,7 @@ class TransformersEngine:
                     emit=partial(samples.post_token, choice),
                     fail=samples.post,
                     generator=generator,
+                    constraint=self._grammars.follow(grammar) if grammar and self._grammars else None,
                 )
             )
         self.scheduler.submit(samples.sequences)

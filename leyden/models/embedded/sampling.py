@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -28,10 +29,18 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def sample(logits: torch.Tensor, rows: list[Sampling], generators: list[torch.Generator | None]) -> list[Sampled]:
-    """Draw one token a row. logits [B, V]; greedy rows take the first of equal maxima. ``generators`` are the CPU's."""
+def sample(
+    logits: torch.Tensor,
+    rows: list[Sampling],
+    generators: list[torch.Generator | None],
+    allowed: Mapping[int, torch.Tensor] | None = None,
+) -> list[Sampled]:
+    """Draw one token a row. logits [B, V]; greedy rows take the first of equal maxima. ``generators`` are the CPU's. ``allowed``: for
+    rows that must follow a form, which tokens may come, bool [V]; the log-probabilities are those of the model without it."""
     logits = logits.float()
     logprobs = torch.log_softmax(logits, dim=-1)
+    for row, tokens_allowed in (allowed or {}).items():
+        logits[row].masked_fill_(~tokens_allowed.to(logits.device), float("-inf"))
     tokens = logits.argmax(-1)
     drawn = [i for i, row in enumerate(rows) if row.temperature > 0]
     if drawn:

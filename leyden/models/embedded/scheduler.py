@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from leyden.models.embedded.attention import PromptRun, Step
+from leyden.models.embedded.grammar import Constraint
 from leyden.models.embedded.kv import MIN_SHARED, Prefix, PrefixCache, Remains, Slots, common_length
 from leyden.models.embedded.sampling import Sampled, Sampling, sample
 
@@ -29,6 +30,7 @@ class Sequence:
     fail: Callable[[BaseException], None]
     cancelled: threading.Event = field(default_factory=threading.Event)
     generator: torch.Generator | None = None
+    constraint: Constraint | None = None
     prefix: Prefix | None = None
     slot: int = -1
     own: int = 0  # own tokens whose keys and values are in the slot
@@ -188,7 +190,8 @@ class Scheduler:
         for sequence, run in prompts:
             sequence.own += run.stop - run.start
         if sampled:
-            self._emit(sampled, sample(logits, [s.sampling for s in sampled], [s.generator for s in sampled]))
+            allowed = {row: s.constraint.allowed() for row, s in enumerate(sampled) if s.constraint}
+            self._emit(sampled, sample(logits, [s.sampling for s in sampled], [s.generator for s in sampled], allowed))
 
     def _describe(self, decoding: list[Sequence], prompts: list[tuple[Sequence, PromptRun]]) -> Step:
         members: dict[int, tuple[Prefix, list[int]]] = {}
@@ -210,6 +213,8 @@ class Scheduler:
         finished = set()
         for sequence, token in zip(sequences, drawn, strict=True):
             sequence.output.append(token.token)
+            if sequence.constraint:
+                sequence.constraint.take(token.token)
             reason = None
             if token.token in sequence.stop_ids:
                 reason = "stop"

@@ -1,4 +1,4 @@
-"""The embedded engine over HTTP: chat completions as OpenAI and vLLM speak them.
+"""The embedded engine over HTTP: chat completions and completions as OpenAI and vLLM speak them.
 
 Run as a child: ``python -m leyden.models.embedded.server MODEL_DIR --port 0 --ready-file F``.
 """
@@ -10,9 +10,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import uvicorn
@@ -21,12 +21,15 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import ValidationError
 
 from leyden.errors import LeydenError, UsageError
-from leyden.models.embedded.completion import Completion
+from leyden.models.embedded.completion import ChatCompletion, Completion, TextCompletion
 from leyden.models.embedded.engine import TransformersEngine
-from leyden.models.embedded.protocol import ChatRequest
+from leyden.models.embedded.protocol import ChatRequest, SamplingRequest, TextRequest
+from leyden.models.embedded.tokens import add_token_routes
 from leyden.process import reserve_port, watch_parent
 
 MAX_BODY = 16 * 1024 * 1024  # bytes
+
+R = TypeVar("R", bound=SamplingRequest)
 
 
 def create_app(engine: TransformersEngine, model_name: str, nonce: str = "") -> FastAPI:
@@ -40,12 +43,28 @@ def create_app(engine: TransformersEngine, model_name: str, nonce: str = "") -> 
     @app.get("/v1/models")
     async def models() -> Response:
         entry = {"id": model_name, "object": "model", "created": 0, "owned_by": "leyden", "max_model_len": engine.max_model_len}
+        entry["vocab_size"] = engine.vocab_size
         return _json({"object": "list", "data": [entry]})
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
+        async def begin(asked: ChatRequest) -> ChatCompletion:
+            grammar = asked.grammar
+            compiled = await asyncio.to_thread(engine.compile, grammar) if grammar else None
+            return ChatCompletion(engine, asked, compiled)
+
+        return await _complete(request, ChatRequest, begin)
+
+    @app.post("/v1/completions")
+    async def text(request: Request) -> Response:
+        async def begin(asked: TextRequest) -> TextCompletion:
+            return TextCompletion(engine, asked)
+
+        return await _complete(request, TextRequest, begin)
+
+    async def _complete(request: Request, form: type[R], begin: Callable[[R], Awaitable[Completion[Any]]]) -> Response:
         try:
-            body = ChatRequest.model_validate(orjson.loads(await _read(request)))
+            asked = form.model_validate(orjson.loads(await _read(request)))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -54,16 +73,18 @@ def create_app(engine: TransformersEngine, model_name: str, nonce: str = "") -> 
             return _error(400, f"the body is not JSON: {error}")
         except OverflowError:
             return _error(413, f"the body is larger than {MAX_BODY} bytes")
-        if body.model != model_name:
-            return _error(404, f"no model {body.model!r} here; this engine serves {model_name!r}", "model_not_found")
+        if asked.model != model_name:
+            return _error(404, f"no model {asked.model!r} here; this engine serves {model_name!r}", "model_not_found")
         try:
-            completion = Completion(engine, body)
+            completion = await begin(asked)
         except ValueError as error:
             return _error(400, str(error))
-        if body.stream:
-            return StreamingResponse(_events(completion), media_type="text/event-stream")
-        return await _answer(request, completion)
+        return await respond(request, completion, asked.stream)
 
+    async def respond(request: Request, work: Any, stream: bool) -> Response:
+        return StreamingResponse(_events(work), media_type="text/event-stream") if stream else await _answer(request, work)
+
+    add_token_routes(app, engine, model_name, _read, _error, respond)
     return app
 
 
@@ -76,7 +97,7 @@ async def _read(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _answer(request: Request, completion: Completion) -> Response:
+async def _answer(request: Request, completion: Completion[Any]) -> Response:
     """Wait for the answer and for the client's disconnect: an answer that nobody reads is not decoded to its end."""
     work = asyncio.ensure_future(completion.answer())
     gone = asyncio.ensure_future(_disconnected(request))
@@ -98,7 +119,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _events(completion: Completion) -> AsyncIterator[bytes]:
+async def _events(completion: Completion[Any]) -> AsyncIterator[bytes]:
     try:
         async for chunk in completion.stream():
             yield b"data: " + orjson.dumps(chunk) + b"\n\n"

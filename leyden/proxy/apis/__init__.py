@@ -2,8 +2,11 @@
 
 from leyden.proxy.apis.api import Api, Stream
 from leyden.proxy.apis.chat import ChatCompletions
+from leyden.proxy.apis.completions import Completions
+from leyden.proxy.apis.messages import Messages
+from leyden.proxy.apis.responses import Responses
 
-APIS: tuple[Api, ...] = (ChatCompletions(),)
+APIS: tuple[Api, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
 """Each serves its ``path`` below ``/v1``."""
 
 __all__ = ["APIS", "Api", "Stream"]

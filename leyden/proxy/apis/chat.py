@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from leyden.proxy import sse
+from leyden.proxy.apis.fields import flag, model_of, number_of_choices, parse_object, wants_usage
 from leyden.proxy.asked import Asked
 from leyden.proxy.refusal import Refusal
 
@@ -15,24 +16,16 @@ class ChatCompletions:
     path = "/chat/completions"
 
     def parse(self, raw: bytes) -> Asked:
-        """Raises ``Refusal`` (400) for what is not a JSON object with a model. The rest is the engine's to judge."""
+        """Raises ``Refusal`` (400) for what is not a JSON object with a model. What messages hold is the engine's to judge."""
         body = parse_object(raw)
-        model, n = body.get("model"), body.get("n")
-        if not isinstance(model, str) or not model:
-            raise Refusal(400, "missing_model", "the request names no model", param="model")
-        if n is not None and (not isinstance(n, int) or n < 1):
-            raise Refusal(400, "invalid_n", "n is not a whole number from 1", param="n")
-        options = body.get("stream_options") or {}
-        if not isinstance(options, dict):
-            raise Refusal(400, "invalid_stream_options", "stream_options is not an object", param="stream_options")
         return Asked(
             body=body,
-            model=model,
-            n=n or 1,
-            stream=body.get("stream") is True,
-            token_ids=body.get("return_token_ids") is True,
+            model=model_of(body),
+            n=number_of_choices(body),
+            stream=flag(body, "stream"),
+            token_ids=flag(body, "return_token_ids"),
             logprobs=body.get("logprobs") is True,
-            usage=options.get("include_usage") is True,
+            usage=wants_usage(body),
         )
 
     def whole(self, asked: Asked, response: dict[str, Any]) -> bytes:
@@ -64,17 +57,6 @@ class ChatStream:
 
     def refuse(self, refusal: Refusal) -> bytes:
         return sse.encode(refusal.as_openai())
-
-
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """Raises ``Refusal`` (400) for what is not a JSON object."""
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise Refusal(400, "invalid_json", f"the request body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise Refusal(400, "invalid_json", "the request body is not a JSON object")
-    return body
 
 
 def _show(asked: Asked, response: dict[str, Any]) -> dict[str, Any]:

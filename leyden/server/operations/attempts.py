@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Row, bindparam, delete, select, update
 
 from leyden.errors import LeaseLost
+from leyden.server.bulk import Bulk
 from leyden.server.clock import microseconds
 from leyden.server.codec import clean_text, redact_text
 from leyden.server.interface import AttemptEnd
@@ -48,12 +49,12 @@ class Ending:
 
 SUCCEEDED = Ending(AttemptState.SUCCEEDED)
 
-_END_ATTEMPT = (
+_END_ATTEMPT = Bulk(
     update(attempts)
     .where(attempts.c.rollout_id == bindparam("b_id"), attempts.c.number == bindparam("b_number"))
     .values(state=bindparam("b_state"), failure=bindparam("b_failure"), error=bindparam("b_error"), ended_at=bindparam("b_ended_at"))
 )
-_DROP_LEASE = delete(leases).where(leases.c.rollout_id == bindparam("b_id"))
+_DROP_LEASE = Bulk(delete(leases).where(leases.c.rollout_id == bindparam("b_id")))
 
 
 def complete(tx: Transaction, ref: LeaseRef, rewards: Sequence[Reward]) -> Rollout:
@@ -70,15 +71,19 @@ def end_many(tx: Transaction, ends: Sequence[AttemptEnd], spans: Batch) -> list[
     """See ``LocalStore.end_many``. ``spans`` are those of all ``ends``, each with its attempt's name."""
     refs = {end.ref.rollout_id: end.ref for end in ends}
     rows = rows_by_id(tx, list(refs), lock=True)
-    held = {LeaseRef(rollout_id=row.rollout_id, attempt=row.attempt, token=row.token) for row in leases_of(tx, sorted(rows))}
-    ours = [step for step in ends if step.ref in held]
+    held = {(row.rollout_id, row.attempt, row.token) for row in leases_of(tx, sorted(rows))}
+    ours = [step for step in ends if _as_row(step.ref) in held]
     names = {(step.ref.rollout_id, step.ref.attempt) for step in ours}
     rows_of_spans = [{**row, "late": False} for row in spans.rows if (row["rollout_id"], row["attempt"]) in names]
     span_ops.insert_spans(tx, rows_of_spans, spans)
     reward_ops.insert_for_many(tx, [(step.ref, step.rewards) for step in ours])
     endings = [SUCCEEDED if step.failure is None else Ending.failed(step.failure, step.error) for step in ours]
     became = end(tx, [(rows[step.ref.rollout_id], ending) for step, ending in zip(ours, endings, strict=True)])
-    return [became[step.ref.rollout_id] if step.ref in held else None for step in ends]
+    return [became[step.ref.rollout_id] if _as_row(step.ref) in held else None for step in ends]
+
+
+def _as_row(ref: LeaseRef) -> tuple[str, int, int]:
+    return ref.rollout_id, ref.attempt, ref.token
 
 
 def fail(tx: Transaction, ref: LeaseRef, failure: FailureKind, error: str | None) -> Rollout:
@@ -117,8 +122,8 @@ def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]], moves: Sequ
     them, so that all are counted at once, in one order. Returns what the rollouts became."""
     endings = sorted(endings, key=lambda ending: ending[0].id)
     if endings:
-        tx.conn.execute(
-            _END_ATTEMPT,
+        _END_ATTEMPT.run(
+            tx,
             [
                 {
                     "b_id": row.id,
@@ -131,7 +136,7 @@ def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]], moves: Sequ
                 for row, ending in endings
             ],
         )
-        tx.conn.execute(_DROP_LEASE, [{"b_id": row.id} for row, _ in endings])
+        _DROP_LEASE.run(tx, [{"b_id": row.id} for row, _ in endings])
     moves = [*(_next_move(tx, row, ending) for row, ending in endings), *moves]
     move(tx, moves)
     if endings and not tx.changes.work:

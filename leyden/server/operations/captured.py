@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Table, bindparam, select
+from sqlalchemy import ColumnElement, Row, String, Table, bindparam, select
 
 from leyden.server.operations.fence import attempt_of, is_held, key_hash
 from leyden.server.operations.transitions import CHUNK
@@ -26,6 +26,14 @@ _LEASES = (
     .order_by(leases.c.rollout_id)
     .with_for_update(read=True, key_share=True)
 )
+# Ids as plain text: a type of our own would be looked up anew for each of them.
+_HOLDERS = (
+    select(rollouts.c.id, rollouts.c.run_id, rollouts.c.iteration, rollouts.c.mode, leases.c.attempt, leases.c.token)
+    .join(leases, leases.c.rollout_id == rollouts.c.id)
+    .where(leases.c.rollout_id.in_(bindparam("ids", expanding=True, type_=String())))
+    .order_by(leases.c.rollout_id)
+    .with_for_update(read=True, key_share=True, of=leases)
+)
 
 
 def is_late(tx: Transaction, ref: LeaseRef) -> bool:
@@ -35,6 +43,17 @@ def is_late(tx: Transaction, ref: LeaseRef) -> bool:
     tx.conn.execute(_ATTEMPTS, {"ids": [ref.rollout_id]})
     attempt_of(tx, ref)
     return True
+
+
+def holders(tx: Transaction, refs: Collection[LeaseRef]) -> dict[LeaseRef, Row[Any]]:
+    """Those that hold their leases, with ``id``, ``run_id``, ``iteration`` and ``mode`` of their rollouts."""
+    ids = sorted({ref.rollout_id for ref in refs})
+    found: dict[tuple[str, int, int], Any] = {}
+    for start in range(0, len(ids), CHUNK):
+        for row in tx.conn.execute(_HOLDERS, {"ids": ids[start : start + CHUNK]}).all():
+            found[row.id, row.attempt, row.token] = row
+    held = ((ref, found.get((ref.rollout_id, ref.attempt, ref.token))) for ref in refs)
+    return {ref: row for ref, row in held if row is not None}
 
 
 def late_by_attempt(tx: Transaction, rollout_ids: Sequence[str]) -> dict[tuple[str, int], bool]:

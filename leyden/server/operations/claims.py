@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, bindparam, insert, literal_column, or_, select
 
 from leyden.server import records
+from leyden.server.bulk import Bulk
 from leyden.server.clock import microseconds
 from leyden.server.operations import queues
 from leyden.server.operations.fence import attempt_key, key_hash
@@ -17,7 +18,7 @@ from leyden.server.operations.resources import alive_ids, latest_row, versions
 from leyden.server.operations.transitions import Move, move, rows_by_id
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
-from leyden.types import AttemptState, Lease, LeaseRef, Resources, RolloutState
+from leyden.types import AttemptState, Lease, LeaseRef, Resources, Rollout, RolloutState
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ _READY = (
     .limit(bindparam("limit"))
     .with_for_update(skip_locked=True, key_share=True, of=rollouts)
 )
+_NEW_LEASES = Bulk(insert(leases))
+_NEW_ATTEMPTS = Bulk(insert(attempts))
 _GIVEN = (
     select(
         attempts.c.request_id,
@@ -107,7 +110,7 @@ def _pick(tx: Transaction, requests: Sequence[ClaimRequest], ready: Mapping[str,
         found: dict[str, deque[Row[Any]]] = {}
         for name, n in sorted(wanted.items()):
             mine = locked[name]
-            rows = tx.conn.execute(_READY, {"queue": name, "limit": n + len(mine), "now": tx.now, **ready})
+            rows = tx.conn.execute(_READY, {"queue": name, "limit": n + len(mine), "now": tx.now, **ready}).all()
             found[name] = deque([row for row in rows if row.seq not in mine][:n])
             mine.update((row.seq, row) for row in found[name])
             room[name] = room[name] - len(found[name]) if len(found[name]) == n else 0  # the rest is being claimed by another store
@@ -168,7 +171,7 @@ def _given_before(tx: Transaction, requests: Sequence[ClaimRequest]) -> dict[int
     leases_of: dict[tuple[str, str], list[Lease]] = {key: [] for key in given}
     for row in sorted(held, key=lambda row: (items[row.rollout_id].priority, items[row.rollout_id].seq)):
         ref = LeaseRef(rollout_id=row.rollout_id, attempt=row.number, token=row.token)
-        lease = _lease(tx, items[row.rollout_id], ref, pinned.get(row.resources_id), row.duration, row.deadline_at)
+        lease = _lease(tx, records.rollout(items[row.rollout_id]), ref, pinned.get(row.resources_id), row.duration, row.deadline_at)
         leases_of[row.request_id, row.worker_id].append(lease)
     by_position = enumerate((request.request_id, request.worker_id) for request in requests)
     return {i: leases_of[key] for i, key in by_position if key in leases_of}
@@ -179,16 +182,14 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, Row[Any], str | N
     if not taken:
         return {}
     move(tx, [Move(row, RolloutState.RUNNING, claimed=True) for _, row, _ in taken])
-    rows = rows_by_id(tx, [row.id for _, row, _ in taken])
     pinned = versions(tx, {resources_id for _, _, resources_id in taken})
     made: dict[str, Lease] = {}
     lease_rows, attempt_rows = [], []
-    for request, old, resources_id in taken:
-        row = rows[old.id]
-        ref = LeaseRef(rollout_id=row.id, attempt=row.attempt, token=row.lease_token)
+    for request, row, resources_id in taken:
+        ref = LeaseRef(rollout_id=row.id, attempt=row.attempt + 1, token=row.lease_token + 1)
         duration = microseconds(request.lease_seconds)
         deadline = tx.now + microseconds(records.rollout_config(row.config).attempt_timeout)
-        lease = made[row.id] = _lease(tx, row, ref, pinned.get(resources_id), duration, deadline)
+        lease = made[row.id] = _lease(tx, records.rollout(row, claimed_at=tx.revision), ref, pinned.get(resources_id), duration, deadline)
         lease_rows.append(
             {
                 "rollout_id": ref.rollout_id,
@@ -214,15 +215,15 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, Row[Any], str | N
                 "started_at": tx.now,
             }
         )
-    tx.conn.execute(insert(leases), lease_rows)
-    tx.conn.execute(insert(attempts), attempt_rows)
+    _NEW_LEASES.run(tx, lease_rows)
+    _NEW_ATTEMPTS.run(tx, attempt_rows)
     return made
 
 
-def _lease(tx: Transaction, row: Row[Any], ref: LeaseRef, pinned: Resources | None, duration: int, deadline: int) -> Lease:
+def _lease(tx: Transaction, rollout: Rollout, ref: LeaseRef, pinned: Resources | None, duration: int, deadline: int) -> Lease:
     return Lease(
         ref=ref,
-        rollout=records.rollout(row),
+        rollout=rollout,
         resources=pinned,
         key=attempt_key(tx, ref),
         lease_seconds=duration / 1e6,

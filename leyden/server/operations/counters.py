@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from leyden.server.bulk import Bulk
 from leyden.server.schema import counters
 from leyden.server.transaction import Transaction
 from leyden.types import Counts, FailureKind, Mode, RolloutState
@@ -21,7 +22,7 @@ def _upsert(insert: Any) -> Any:
     return new.on_conflict_do_update(index_elements=_KEY, set_={"n": counters.c.n + new.excluded.n})
 
 
-_ADD = {"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)}
+_ADD = Bulk({"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)})
 _SUM = select(counters.c.state, counters.c.failure, func.sum(counters.c.n).label("n")).group_by(counters.c.state, counters.c.failure)
 NONE = ""  # as failure: of a rollout that is not final, or succeeded
 
@@ -49,8 +50,7 @@ def shift(tx: Transaction, deltas: Counter[tuple[Bucket, RolloutState, str]]) ->
         for (bucket, state, failure), delta in sorted(deltas.items())
         if delta
     ]
-    if changes:
-        tx.conn.execute(_ADD[tx.dialect], changes)
+    _ADD.run(tx, changes)
 
 
 def count(tx: Transaction, run_id: str | None, iteration: int | None, mode: Mode | None, queue: str | None) -> Counts:

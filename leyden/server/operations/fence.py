@@ -39,7 +39,7 @@ def lock_held(tx: Transaction, ref: LeaseRef) -> Row[Any] | None:
 def leases_of(tx: Transaction, rollout_ids: Sequence[str]) -> Iterator[Row[Any]]:
     """Of rollouts whose rows are locked: nobody makes or ends a lease of theirs until the end of this transaction."""
     for start in range(0, len(rollout_ids), CHUNK):
-        yield from tx.conn.execute(_LEASES, {"ids": rollout_ids[start : start + CHUNK]})
+        yield from tx.conn.execute(_LEASES, {"ids": rollout_ids[start : start + CHUNK]}).all()
 
 
 def attempt_of(tx: Transaction, ref: LeaseRef) -> Row[Any]:

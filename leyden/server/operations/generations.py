@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import bindparam, insert, select
+from sqlalchemy import String, bindparam, insert, select
 
 from leyden.errors import Conflict, TooLarge
 from leyden.server import records
+from leyden.server.bulk import Bulk
+from leyden.server.operations import audits
 from leyden.server.operations.blobs import load_pieces, size_of, store_pieces
-from leyden.server.operations.captured import is_late, rows_of_attempts
+from leyden.server.operations.captured import holders, is_late, rows_of_attempts
+from leyden.server.operations.spans import insert_spans
 from leyden.server.operations.transitions import CHUNK
 from leyden.server.rows import Batch
 from leyden.server.schema import generations
@@ -19,22 +23,47 @@ from leyden.types import Generation, LeaseRef
 MAX_ANSWER = 256 << 20  # bytes of the generations of one answer, as they are when their pieces are put together
 
 _KNOWN = select(generations.c.id, generations.c.rollout_id, generations.c.attempt).where(
-    generations.c.id.in_(bindparam("ids", expanding=True))
+    generations.c.id.in_(bindparam("ids", expanding=True, type_=String()))
 )
+_INSERT = Bulk(insert(generations))
 
 
-def add_generations(tx: Transaction, ref: LeaseRef, batch: Batch) -> None:
-    late = is_late(tx, ref)
-    new = {row["id"]: row for row in batch.rows}
+@dataclass(frozen=True)
+class Recorded:
+    """Generations under one lease, and the spans of the same calls."""
+
+    ref: LeaseRef
+    batch: Batch
+    beside: Batch
+
+    @property
+    def size(self) -> int:
+        return self.batch.size + self.beside.size
+
+
+def add_generations(tx: Transaction, calls: Sequence[Recorded]) -> None:
+    """All or none, of however many leases."""
+    held = holders(tx, {call.ref for call in calls})
+    late = {call.ref: call.ref not in held and is_late(tx, call.ref) for call in calls}
+    new = {row["id"]: {**row, "late": late[call.ref]} for call in calls for row in call.batch.rows}
     ids = list(new)
     for start in range(0, len(ids), CHUNK):
-        for row in tx.conn.execute(_KNOWN, {"ids": ids[start : start + CHUNK]}):
-            if (row.rollout_id, row.attempt) != (ref.rollout_id, ref.attempt):
+        for row in tx.conn.execute(_KNOWN, {"ids": ids[start : start + CHUNK]}).all():
+            again = new.pop(row.id)
+            if (row.rollout_id, row.attempt) != (again["rollout_id"], again["attempt"]):
                 raise Conflict(f"generation {row.id} already belongs to another attempt")
-            del new[row.id]
     if new:
-        store_pieces(tx, generations, new.values(), batch.pieces)
-        tx.conn.execute(insert(generations), [{**row, "late": late} for row in new.values()])
+        store_pieces(tx, generations, new.values(), {key: piece for call in calls for key, piece in call.batch.pieces.items()})
+        _INSERT.run(tx, list(new.values()))
+    beside = Batch(pieces={key: piece for call in calls for key, piece in call.beside.pieces.items()})
+    beside.rows = [
+        {**row, "rollout_id": call.ref.rollout_id, "attempt": call.ref.attempt, "late": late[call.ref]}
+        for call in calls
+        for row in call.beside.rows
+    ]
+    insert_spans(tx, beside.rows, beside)
+    if new:
+        audits.count_new(tx, new.values(), {row.id: row for row in held.values()})
 
 
 def list_generations(tx: Transaction, rollout_ids: Sequence[str], attempt: int | None) -> list[Generation]:

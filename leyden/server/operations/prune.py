@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Row, Select, Table, delete, exists, func, 
 
 from leyden.errors import Conflict, InvalidRequest
 from leyden.server.clock import microseconds
-from leyden.server.operations import counters
+from leyden.server.operations import audits, counters
 from leyden.server.operations.counters import NONE, Bucket
 from leyden.server.operations.transitions import CHUNK
 from leyden.server.queries import Prune, Pruned
@@ -73,7 +73,8 @@ def _few_enough(tx: Transaction, rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]
 
 def _delete_rollouts(tx: Transaction, rows: Sequence[Row[Any]]) -> Pruned:
     ids = [row.id for row in rows]
-    deleted = {name: _delete(tx, table, table.c.rollout_id.in_(ids)) for name, table in _OF_A_ROLLOUT.items()}
+    deleted = {name: _delete(tx, table, table.c.rollout_id.in_(ids)) for name, table in _OF_A_ROLLOUT.items() if table is not generations}
+    deleted["generations"] = audits.delete_counted(tx, rows)
     freed = _delete_uses(tx, ids)
     _delete(tx, rollouts, rollouts.c.id.in_(ids))
     counters.shift(tx, Counter({key: -n for key, n in Counter(map(_counted_as, rows)).items()}))

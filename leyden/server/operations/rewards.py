@@ -9,6 +9,7 @@ from sqlalchemy import bindparam, insert, select
 
 from leyden.errors import Conflict, InvalidRequest, LeaseLost, NotFound
 from leyden.server import records
+from leyden.server.bulk import Bulk
 from leyden.server.operations.captured import late_by_attempt, rows_of_attempts
 from leyden.server.operations.fence import attempt_of, is_held
 from leyden.server.operations.transitions import CHUNK
@@ -16,6 +17,7 @@ from leyden.server.schema import rewards
 from leyden.server.transaction import Transaction
 from leyden.types import LeaseRef, Reward
 
+_NEW = Bulk(insert(rewards))
 _REWARDS = select(rewards.c.name, rewards.c.source, rewards.c.position, rewards.c.value).where(
     rewards.c.rollout_id == bindparam("rollout_id"), rewards.c.attempt == bindparam("attempt")
 )
@@ -36,8 +38,7 @@ def insert_rewards(tx: Transaction, ref: LeaseRef, new: Sequence[Reward]) -> Non
         if not _is_among(stored, reward):
             rows.append({**_reward_key(ref, reward), "value": reward.value, "created_at": tx.now})
             stored[reward.name, reward.source, reward.position] = reward.value
-    if rows:
-        tx.conn.execute(insert(rewards), rows)
+    _NEW.run(tx, rows)
 
 
 def add_scores(tx: Transaction, rollout_id: str, attempt: int, new: Sequence[Reward]) -> None:
@@ -65,8 +66,7 @@ def insert_for_many(tx: Transaction, given: Sequence[tuple[LeaseRef, Sequence[Re
             insert_rewards(tx, ref, new)
         else:
             rows += [{**_reward_key(ref, item), "value": item.value, "created_at": tx.now} for item in new]
-    if rows:
-        tx.conn.execute(insert(rewards), rows)
+    _NEW.run(tx, rows)
 
 
 def check_rewards_stored(tx: Transaction, ref: LeaseRef, given: Sequence[Reward]) -> None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import bindparam, insert, select, update
 
 from leyden.errors import Conflict, InvalidRequest, LeydenError, NotFound
 from leyden.server import records
+from leyden.server.bulk import Bulk
 from leyden.server.clock import microseconds
-from leyden.server.codec import clean_text, digest, encode
+from leyden.server.codec import clean_text, decode, digest, encode
 from leyden.server.operations import counters
 from leyden.server.operations.counters import NONE, Bucket
 from leyden.server.operations.resources import alive_ids
 from leyden.server.operations.transitions import CHUNK, Move, move, rollouts_by_id, rows_by_id
 from leyden.server.schema import attempts, resources, rollouts
 from leyden.server.transaction import Transaction
-from leyden.types import DEFAULT_QUEUE, Attempt, NewRollout, Record, Rollout, RolloutState
+from leyden.types import DEFAULT_QUEUE, Attempt, NewRollout, Record, Rollout, RolloutConfig, RolloutState
 
 # A row that is found stays until the end of the transaction: it is kept from being pruned.
 _BY_KEY = (
@@ -34,6 +36,7 @@ _MOVE_TO = (
     )
     .values(resources_id=bindparam("b_to"), revision=bindparam("b_revision"))
 )
+_NEW = Bulk(insert(rollouts))
 _IN_64_BITS = range(-(2**63), 2**63)
 
 
@@ -41,6 +44,8 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
     """Queue all or none; see ``Store.enqueue``."""
     missing = _missing_resources(tx, {item.resources_id for item in new if item.resources_id is not None})
     known = _by_key(tx, [clean_text(item.idempotency_key) for item in new if item.idempotency_key is not None])
+    distinct = {id(item.config): item.config for item in new}  # most often one for all
+    configs = {key: (encode(config), _plain(config)) for key, config in distinct.items()}
     ids: list[str] = []
     rows: list[dict[str, Any]] = []
     named: dict[str, str | None] = {}
@@ -48,7 +53,8 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
         try:
             if item.resources_id in missing:
                 raise NotFound(f"resources {item.resources_id} do not exist", "add them before you queue rollouts for them")
-            request_hash = hash_of(item)
+            config, told = configs[id(item.config)]
+            request_hash = hash_of(item, told)
             key = None if item.idempotency_key is None else clean_text(item.idempotency_key)
             used = None if key is None else known.get(key)
             if used is not None:
@@ -58,7 +64,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
                 named[rollout_id] = item.resources_id
             else:
                 rollout_id = f"ro-{secrets.token_hex(10)}"
-                rows.append(_row(tx, item, rollout_id, request_hash))
+                rows.append(_row(tx, item, config, rollout_id, request_hash))
                 if key is not None:
                     known[key] = rollout_id, request_hash
         except LeydenError as error:
@@ -66,25 +72,32 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
         ids.append(rollout_id)
     _move_to(tx, named)
     if rows:
-        tx.conn.execute(insert(rollouts), rows)
+        _NEW.run(tx, rows)
         added = Counter(
             (Bucket.named(row["run_id"], row["iteration"], row["mode"], row["queue"]), RolloutState(row["state"]), NONE) for row in rows
         )
         counters.shift(tx, added)
         tx.changes.work |= any(row["state"] == RolloutState.QUEUED for row in rows)
-    return rollouts_by_id(tx, ids)
+    made = {row["id"]: records.rollout(SimpleNamespace(**row)) for row in rows}
+    there = [rollout_id for rollout_id in dict.fromkeys(ids) if rollout_id not in made]
+    made |= zip(there, rollouts_by_id(tx, there), strict=True)
+    return [made[rollout_id] for rollout_id in ids]
 
 
-def hash_of(item: NewRollout) -> str:
+def hash_of(item: NewRollout, config: Any = None) -> str:
     """Of what makes it another rollout than one queued under the same key. Fields that older clients did not know are left out where they
-    say what those meant: they retry the keys that they queued by."""
-    config = _without(item.config, {"max_lost": 3, "retry_delays": {}})
-    fields = _without(item, {"queue": DEFAULT_QUEUE, "delay": 0.0}) | {"config": config, "idempotency_key": None, "resources_id": None}
+    say what those meant: they retry the keys that they queued by. ``config``: ``_plain(item.config)``, if it is known."""
+    plain = {"mode": item.mode.value, "config": config or _plain(item.config), "episode": vars(item.episode)}
+    fields = _without(item, {"queue": DEFAULT_QUEUE, "delay": 0.0}) | plain | {"idempotency_key": None, "resources_id": None}
     return digest(encode(fields))
 
 
+def _plain(config: RolloutConfig) -> Any:
+    return decode(encode(_without(config, {"max_lost": 3, "retry_delays": {}})))
+
+
 def _without(record: Record, usual: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record if not (name in usual and usual[name] == value)}
+    return {name: value for name, value in vars(record).items() if not (name in usual and usual[name] == value)}
 
 
 def requeue(tx: Transaction, rollout_ids: Sequence[str], request_id: str) -> list[Rollout]:
@@ -116,12 +129,12 @@ def _move_to(tx: Transaction, named: Mapping[str, str | None]) -> None:
         tx.changes.work = True
 
 
-def _row(tx: Transaction, item: NewRollout, rollout_id: str, request_hash: str) -> dict[str, Any]:
+def _row(tx: Transaction, item: NewRollout, config: bytes, rollout_id: str, request_hash: str) -> dict[str, Any]:
     for name, number in (("iteration", item.iteration), ("episode.seed", item.episode.seed)):
         if number is not None and number not in _IN_64_BITS:
             raise InvalidRequest(f"{name}: {number} is beyond 64 bits")
     delay = microseconds(item.delay)
-    return {
+    row = {
         "id": rollout_id,
         "state": (RolloutState.SCHEDULED if delay else RolloutState.QUEUED).value,
         "available_at": tx.now + delay if delay else None,
@@ -132,7 +145,7 @@ def _row(tx: Transaction, item: NewRollout, rollout_id: str, request_hash: str) 
         "iteration": item.iteration,
         "resources_id": item.resources_id,
         "input": encode(item.input),
-        "config": encode(item.config),
+        "config": config,
         "metadata": encode(item.metadata),
         "group_key": item.group,
         "environment_class_id": item.episode.environment_class_id,
@@ -148,7 +161,11 @@ def _row(tx: Transaction, item: NewRollout, rollout_id: str, request_hash: str) 
         "created_at": tx.now,
         "idempotency_key": item.idempotency_key,
         "request_hash": request_hash,
+        "failure": None,
+        "error": None,
+        "finished_at": None,
     }
+    return {name: clean_text(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def _by_key(tx: Transaction, keys: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -10,6 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from leyden.errors import TooLarge
 from leyden.server import records
+from leyden.server.bulk import Bulk
 from leyden.server.operations.blobs import has_pieces, load_pieces, size_of, store_pieces
 from leyden.server.operations.captured import is_late, late_by_attempt
 from leyden.server.operations.rejections import count_rejections
@@ -21,12 +22,12 @@ from leyden.types import LeaseRef, Span
 
 
 def _insert(insert: Any) -> Any:
-    new = insert(spans).on_conflict_do_nothing(index_elements=["trace_id", "span_id"])
-    return new.execution_options(preserve_rowcount=True)
+    return insert(spans).on_conflict_do_nothing(index_elements=["trace_id", "span_id"])
 
 
 _INSERT = {"sqlite": _insert(sqlite.insert), "postgresql": _insert(postgresql.insert)}
 _INSERT_RETURNING = {dialect: new.returning(spans.c.trace_id, spans.c.span_id) for dialect, new in _INSERT.items()}
+_INSERT_PLAIN = Bulk(_INSERT)
 MAX_PAGE = 64 << 20  # bytes of the spans of one answer, as they are when their pieces are put together
 
 
@@ -64,7 +65,7 @@ def insert_spans(tx: Transaction, rows: list[dict[str, Any]], batch: Batch) -> i
     packed = [row for row in rows if has_pieces(spans, row)]
     plain = [row for row in rows if not has_pieces(spans, row)]
     new = _insert_packed(tx, packed, batch) if packed else 0
-    return new + (tx.conn.execute(_INSERT[tx.dialect], plain).rowcount if plain else 0)
+    return new + _INSERT_PLAIN.run(tx, plain)
 
 
 def _insert_packed(tx: Transaction, rows: list[dict[str, Any]], batch: Batch) -> int:

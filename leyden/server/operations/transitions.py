@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, bindparam, select, update
+from sqlalchemy import Row, bindparam, literal_column, select, update
 
 from leyden.errors import Conflict, NotFound
 from leyden.server import records
+from leyden.server.bulk import Bulk
 from leyden.server.operations import counters
 from leyden.server.operations.counters import NONE, Bucket
 from leyden.server.schema import rollouts
@@ -49,12 +50,12 @@ class Move:
 
 
 # The token proves the state, so the state is not compared as well: a partial index on it would then mislead the planner.
-_SET = (
+_SET = Bulk(
     update(rollouts)
     .where(rollouts.c.id == bindparam("b_id"), rollouts.c.lease_token == bindparam("b_token"))
     .values(
         state=bindparam("b_state"),
-        lease_token=rollouts.c.lease_token + 1,
+        lease_token=rollouts.c.lease_token + literal_column("1"),
         attempt=bindparam("b_attempt"),
         failures=bindparam("b_failures"),
         lost=bindparam("b_lost"),
@@ -83,8 +84,9 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
         if not (before.final if step.again else step.to in ALLOWED[before]):
             raise Conflict(f"rollout {row.id} is {before}: it cannot become {step.to}")
         failure = step.failure.value if step.failure and step.to.final else None
-        deltas[Bucket.of(row), before, row.failure or NONE] -= 1
-        deltas[Bucket.of(row), step.to, failure or NONE] += 1
+        bucket = Bucket.of(row)
+        deltas[bucket, before, row.failure or NONE] -= 1
+        deltas[bucket, step.to, failure or NONE] += 1
         values.append(
             {
                 "b_id": row.id,
@@ -105,7 +107,7 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
         if step.to.final:
             tx.changes.finished.add(row.id)
         tx.changes.work |= step.to is RolloutState.QUEUED
-    if tx.conn.execute(_SET, values).rowcount != len(values):
+    if _SET.run(tx, values) != len(values):
         raise Conflict("a rollout was changed by somebody else meanwhile", "try again")
     counters.shift(tx, deltas)
 
@@ -118,7 +120,7 @@ def rows_by_id(tx: Transaction, ids: Sequence[str], lock: bool = False) -> dict[
     if lock:
         ids = sorted(ids)
     for start in range(0, len(ids), CHUNK):
-        found.update((row.id, row) for row in tx.conn.execute(query, {"ids": ids[start : start + CHUNK]}))
+        found.update((row.id, row) for row in tx.conn.execute(query, {"ids": ids[start : start + CHUNK]}).all())
     return found
 
 

@@ -2,11 +2,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from leyden.audit import AuditCounts, CallAudit
 from leyden.server import messages
 from leyden.server.wire import Call, route
-from leyden.types import Generation, Record, Rejection, Reward, Span
+from leyden.types import Generation, Mode, Record, Rejection, Reward, Span
 
 router = APIRouter()
+
+
+class _Counted(Record):
+    run_id: str | None = None
+    iteration: int | None = None
+    mode: Mode | None = None
 
 
 class _Attempt(Record):
@@ -25,12 +32,22 @@ async def list_spans(call: Call, query: _Attempt) -> list[Span]:
 
 @route(router, "POST", "/v1/generations")
 async def add_generations(call: Call, body: messages.AddGenerations) -> None:
-    await call.store.add_generations(body.ref, body.generations)
+    await call.store.add_generations(body.ref, body.generations, body.spans)
 
 
 @route(router, "POST", "/v1/generations/query")
 async def list_generations(call: Call, body: messages.OfRollouts) -> list[Generation]:
     return await call.store.list_generations(body.rollout_ids, body.attempt)
+
+
+@route(router, "POST", "/v1/audits/query")
+async def list_audits(call: Call, body: messages.OfRollouts) -> list[CallAudit]:
+    return await call.store.list_audits(body.rollout_ids, body.attempt)
+
+
+@route(router, "GET", "/v1/audits/counts")
+async def count_audits(call: Call, query: _Counted) -> AuditCounts:
+    return await call.store.count_audits(query.run_id, query.iteration, query.mode)
 
 
 @route(router, "POST", "/v1/rewards")

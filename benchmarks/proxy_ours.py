@@ -1,0 +1,39 @@
+"""Our proxy with a durable store on disk, in one process as ``leyden train`` runs them: ``python proxy_ours.py UPSTREAM DIR ATTEMPTS``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import uvloop
+
+from leyden.proxy import LLMProxy
+from leyden.server.sqlstore import SQLStore
+from leyden.types import NewRollout
+
+CLAIM = 256
+
+
+async def main(upstream: str, directory: str, attempts: int) -> None:
+    async with await SQLStore.open(Path(directory, "leyden.db")) as store:
+        proxy = LLMProxy(store)
+        params = {"model": "hosted_vllm/policy", "api_base": f"http://127.0.0.1:{upstream}/v1"}
+        proxy.update_model_list([{"model_name": "policy", "litellm_params": params, "model_info": {"checkpoint": "version_0"}}])
+        await proxy.start()
+        resources = await store.add_resources({"llm": proxy.as_resource()})
+        await store.enqueue([NewRollout(input="task", resources_id=resources.id) for _ in range(attempts)])
+        keys: list[str] = []
+        while len(keys) < attempts:
+            keys += [lease.key for lease in await store.claim("worker", CLAIM, lease_seconds=3600.0)]
+        port = int(proxy.base_url.rpartition(":")[2].partition("/")[0])
+        print("@" + json.dumps({"port": port, "doors": [("/v1/chat/completions", key) for key in keys]}), flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # until the benchmark closes it
+        recorded = proxy.counters
+        await proxy.stop()
+        print("@" + json.dumps({"counters": dict(recorded)}), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -1,0 +1,1 @@
+"""Calls of a model as tracers saw them. Start reading at ``calls``."""

@@ -1,0 +1,193 @@
+"""``leyden tokens``: whether what is trained on is what the model sampled, call by call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leyden.audit import AuditCounts, CallAudit, Continuity, Finding
+from leyden.cli.printing import DEFAULT_STORE, LATEST, AsJson, StoreURL, find_rollout, print_json, print_table, say
+from leyden.errors import NotFound
+
+if TYPE_CHECKING:
+    from leyden.server.interface import Store
+
+PAGE = 500  # rollouts whose calls are read at once
+SHOWN = 100  # characters of a text on a line
+COLUMNS = (
+    "rollout", "attempt", "turn", "read", "sampled", "finish", "continuity", "findings", "at", "was sampled as", "is in the prompt as",
+)  # fmt: skip
+
+Target = Annotated[
+    str,
+    typer.Argument(help="A run's id or directory, an eval's directory, or a rollout: its id, how it begins, or @latest.", metavar="OF"),
+]
+
+
+def run(
+    target: Target = LATEST,
+    finding: Annotated[list[Finding] | None, typer.Option(help="Only calls with this finding. Repeat it for more.")] = None,
+    realigned: Annotated[bool, typer.Option("--realigned", help="Only prompts whose ids a template or tokenizer changed.")] = False,
+    forked: Annotated[bool, typer.Option("--forked", help="Only prompts in which the agent changed its history.")] = False,
+    attempt: Annotated[int | None, typer.Option(help="Of a rollout: only this attempt.")] = None,
+    limit: Annotated[int, typer.Option(help="How many calls.", min=1)] = 50,
+    all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if any call is not clean.")] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="The directory of the runs.", metavar="DIR")] = Path("runs"),
+    store: StoreURL = DEFAULT_STORE,
+    as_json: AsJson = False,
+) -> None:
+    """Show of each call what it read and sampled, what its audit found, and how its prompt goes on with what was sampled before.
+
+    clean: in the very ids. realigned: the same messages in other ids, with the first that differs marked in both texts. forked: the agent
+    changed its history, and where. See docs/token-fidelity.md.
+    """
+    found = asyncio.run(_read(target, attempt, runs, store))
+    wanted = {Continuity.REALIGNED} if realigned else set()
+    wanted |= {Continuity.FORKED} if forked else set()
+    chosen = [call for call in found.calls if _is_asked_for(call, wanted, set(finding or ()))]
+    more = not all_ and len(chosen) > limit
+    chosen = chosen[:limit] if more else chosen
+    clean = found.counts.clean
+    if as_json:
+        calls = [call.model_dump(mode="json") for call in chosen]
+        print_json(counts=found.counts.model_dump(mode="json"), clean=clean, calls=calls, more=more)
+    else:
+        print_table(COLUMNS, [_row(call) for call in chosen])
+        if more:
+            say(f"the first {limit}; see more with --limit N or --all")
+        say(str(found.counts))
+    if check and not clean:
+        raise typer.Exit(1)
+
+
+class _Found:
+    def __init__(self, calls: list[CallAudit], counts: AuditCounts) -> None:
+        self.calls, self.counts = calls, counts
+
+
+async def _read(target: str, attempt: int | None, runs: Path, url: str) -> _Found:
+    async with _store_of(target, runs, url) as (store, run_id):
+        if run_id is None and await store.list_rollouts(run_id=target, limit=1):
+            run_id = target
+        if run_id is not None:
+            calls = [call async for page in _pages(store, run_id or None) for call in page]
+            return _Found(calls, await store.count_audits(run_id or None))
+        calls = await store.list_audits([await find_rollout(store, target)], attempt)  # type: ignore[arg-type]
+        return _Found(calls, _counted(calls))
+
+
+@asynccontextmanager
+async def _store_of(target: str, runs: Path, url: str) -> AsyncIterator[tuple[Store, str | None]]:
+    """The store that holds ``target``, and the run that is asked for: "" for all that is in it, None where it may be a rollout."""
+    from leyden.server.client import StoreClient
+
+    directory = _directory(target, runs)
+    config = None if directory is None else _config_of(directory)
+    run_id = None if directory is None else "" if config is None else directory.resolve().name
+    if directory is not None and (directory / "store.db").is_file():
+        async with _opened(directory) as store:
+            yield store, run_id
+    else:
+        async with StoreClient((config or {}).get("store") or url) as client:
+            yield client, run_id
+
+
+def _directory(target: str, runs: Path) -> Path | None:
+    """Of a run, or of an eval that has a store of its own."""
+    from leyden.algorithm.sft.rundir import RunDir
+
+    if (Path(target) / "config.json").is_file() or (Path(target) / "store.db").is_file():
+        return Path(target)
+    try:
+        return RunDir.find(runs, target).path if runs.is_dir() else None
+    except NotFound:
+        return None
+
+
+def _config_of(directory: Path) -> dict[str, Any] | None:
+    """A run's; an eval has none."""
+    path = directory / "config.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else None
+
+
+@asynccontextmanager
+async def _opened(directory: Path) -> AsyncIterator[Store]:
+    """The store in a directory: its file, or the process that has it open."""
+    from leyden.errors import UsageError
+    from leyden.server.client import StoreClient
+    from leyden.server.sqlstore import SQLStore
+
+    try:
+        opened = await SQLStore.open(directory / "store.db", sweep_every=None)
+    except UsageError:
+        if not (ready := directory / "store.json").is_file():
+            raise
+        async with StoreClient(json.loads(ready.read_text())["url"]) as client:
+            yield client
+        return
+    async with opened:
+        yield opened
+
+
+async def _pages(store: Store, run_id: str | None) -> AsyncIterator[list[CallAudit]]:
+    after: str | None = None
+    while page := await store.list_rollouts(run_id=run_id, after=after, limit=PAGE):
+        yield await store.list_audits([rollout.id for rollout in page])
+        after = page[-1].id
+
+
+def _counted(calls: Iterable[CallAudit]) -> AuditCounts:
+    """As the store counts them."""
+    numbers: Counter[str] = Counter()
+    continuity: Counter[Continuity] = Counter()
+    findings: Counter[Finding] = Counter()
+    for call in calls:
+        audit = call.audit
+        if call.late:
+            numbers["late"] += 1
+        elif call.status != "ok":
+            numbers["failed"] += 1
+        elif audit is None:
+            numbers["unaudited"] += 1
+        else:
+            numbers.update({"calls": 1, "flagged": bool(audit.findings), "exact": audit.exact})
+            numbers["vocabulary_unknown"] += audit.vocabulary is None
+            findings.update(audit.findings)
+            continuity.update([audit.continuity] if audit.continuity else [])
+    return AuditCounts(**numbers, continuity=dict(continuity), findings=dict(findings))
+
+
+def _is_asked_for(call: CallAudit, continuity: set[Continuity], findings: set[Finding]) -> bool:
+    if not continuity and not findings:
+        return True
+    return call.audit is not None and (call.audit.continuity in continuity or bool(findings & set(call.audit.findings)))
+
+
+def _row(call: CallAudit) -> Sequence[Any]:
+    audit = call.audit
+    where = (call.rollout_id, call.attempt, f"{call.turn}.{call.choice}" if call.choice else call.turn)
+    read = (call.prompt_tokens, call.completion_tokens, call.finish_reason if call.status == "ok" else call.status)
+    if audit is None:
+        return (*where, *read, "late" if call.late else "", "", "", "", "")
+    exact = " (exact)" if audit.exact else ""
+    told = (visible(audit.changed, 2 * SHOWN) or visible(audit.expected), visible(audit.found))
+    return (*where, *read, f"{audit.continuity or '?'}{exact}", ", ".join(audit.findings), audit.differs_at, *told)
+
+
+def visible(text: str | None, most: int = SHOWN) -> str:
+    """On one line, with what cannot be seen written out; cut in the middle, where the marks are not."""
+    written = "".join(char if char.isprintable() else _ESCAPES.get(char, f"\\x{ord(char):02x}") for char in text or "")
+    mark = written.find("«")
+    start = max(0, mark - SHOWN // 3)
+    return written if len(written) <= most else f"{'…' if start else ''}{written[start : start + most]}…"
+
+
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}

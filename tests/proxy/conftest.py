@@ -1,0 +1,7 @@
+"""Lets the tests of this directory use the tiny tokenizer, and the chat templates that ``benchmarks/templates.py`` measures."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
         emit_message,
         emit_object,
         emit_reward,
-        operation,
         rollout,
         spawn_runners,
     )
     from leyden.runners.hooks import Hook
+    from leyden.runners.operation import operation
     from leyden.runners.tracer import OtelTracer
     from leyden.server.client import StoreClient
     from leyden.server.sqlstore import SQLStore

@@ -94,7 +94,8 @@ class DiskError(LeydenError):
 # Modules that only an extra brings: who misses one is told which to install.
 EXTRAS = {
     "torch": "train", "transformers": "train", "trl": "train", "peft": "train", "datasets": "train", "accelerate": "train",
-    "gguf": "train", "numpy": "train", "safetensors": "train", "jinja2": "train",
+    "gguf": "train", "numpy": "train", "safetensors": "train", "jinja2": "train", "tokenizers": "train",
+    "llguidance": "train",
     "agents": "runners", "openai": "runners", "mcp": "runners", "opentelemetry": "runners", "litellm": "litellm",
     "psycopg": "postgres",
 }  # fmt: skip

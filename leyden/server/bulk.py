@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Dialect, Executable
-from sqlalchemy.engine.interfaces import Compiled
 
 from leyden.server.codec import clean_text
 from leyden.server.schema import SafeText
@@ -47,7 +46,7 @@ class Bulk:
     def _prepare(self, dialect: Dialect, names: tuple[str, ...]) -> _Prepared:
         statement: Any = self._statement[dialect.name] if isinstance(self._statement, Mapping) else self._statement
         compiled: Any = statement.compile(dialect=dialect, column_keys=list(names))
-        assert isinstance(compiled, Compiled) and set(compiled.params) == set(names), f"{set(compiled.params) ^ set(names)}"  # type: ignore[attr-defined]
+        assert set(compiled.params) == set(names), f"{set(compiled.params) ^ set(names)}"
         texts = tuple(name for name in names if isinstance(compiled.binds[name].type, SafeText))
         if compiled.positiontup is None:
             return _Prepared(str(compiled), dict, texts)

@@ -119,10 +119,10 @@ class Isolation:
             self._on_live(part, where)
 
     def _rules(self, value: Any, where: str) -> Sequence[tuple[str, Action]]:
-        """By field, for every field that is declared and every attribute that is set. Those that are shared are left out: a shallow copy has
-        them. What has no rule is live, and stays as it is; but a field that is new in the SDK and not in use (it has its plain default)
+        """By field, for every field that is declared and every attribute that is set. Those that are shared are left out: a shallow copy
+        has them. What has no rule is live, and stays as it is; but a field that is new in the SDK and not in use (it has its plain default)
         cannot be written through."""
-        shape = _shape(type(value), tuple(vars(value)))
+        shape = _shape(type(value), tuple(vars(value)))  # type: ignore[arg-type]  # a class is hashable
         if shape is None:
             raise UsageError(f"{where} is a {_kind(type(value))}, which nobody knows how to isolate", FACTORY)
         for name, default in shape.unknown:

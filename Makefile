@@ -9,7 +9,7 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 TESTING := .venv/.testing
 
-.PHONY: demo test test-engines test-faults test-faults-long check clean
+.PHONY: demo test test-engines test-engines-long test-faults test-faults-long check clean
 
 demo: $(RUNTIME)  ## the whole loop on a real model, on this machine
 	$(BIN)/python examples/math/sft_allinone.py --preset demo --heldout 64 $(DEMO_ARGS)
@@ -24,6 +24,9 @@ test-faults-long: $(TESTING)  ## the store's, ten times as often
 	LEYDEN_FAULT_SCALE=10 $(BIN)/python -m pytest tests/faults/test_store_*.py tests/faults/test_claim_races.py -n 2 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-engines: $(TESTING) .venv-vllm/.ready .venv-unsloth/.ready  ## two iterations with real vLLM and real Unsloth (see docs/gpu.md)
+	$(BIN)/python -m pytest tests/engines --ignore=tests/engines/test_clients_vllm.py --ignore=tests/engines/test_token_fidelity.py $(TEST_ARGS)
+
+test-engines-long: $(TESTING) .venv-vllm/.ready .venv-unsloth/.ready  ## every client and exact mode against real vLLM as well
 	$(BIN)/python -m pytest tests/engines $(TEST_ARGS)
 
 check: $(TESTING)  ## lint and types

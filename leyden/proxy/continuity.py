@@ -29,15 +29,16 @@ BEFORE, AFTER = 8, 24  # ids around a difference that are told
 
 
 def judge(place: Place, prompt_ids: Sequence[int], trail: Trail) -> Verdict:
-    read = array("i", prompt_ids)
+    if place.messages and place.forked is None and place.goes_on is None:
+        return Verdict(Continuity.NEW)
+    read = place.ids(prompt_ids)
     if not place.messages:
         return _by_ids(read, trail)
     if place.forked is not None:
         turn = place.forked
         at = common(turn.ids(), read)
         return Verdict(Continuity.FORKED, turn, at, changed=what_changed(turn, place))
-    if place.goes_on is None:
-        return Verdict(Continuity.NEW)
+    assert place.goes_on is not None
     # Answers that read the same may have been sampled in other ids: n > 1, or the same question twice.
     alike = place.goes_on.answered.answered[::-1]
     found = [(turn, ids := turn.ids(), common(ids, read)) for turn in alike]

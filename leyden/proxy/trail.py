@@ -119,6 +119,13 @@ class Place:
     path: list[Node]  # the nodes that the request walks along, the root first; empty for a preamble that nobody has used
     goes_on: Turn | None  # its request and its answer are how this request begins
     forked: Turn | None  # it would be this one's next, but for what the agent changed
+    read: array[int] | None = None  # the prompt's ids, once they are known
+
+    def ids(self, prompt: Sequence[int]) -> array[int]:
+        """``prompt`` as an array, made once."""
+        if self.read is None:
+            self.read = array("i", prompt)
+        return self.read
 
 
 class Trail:
@@ -192,7 +199,7 @@ class Trail:
             node = self._child(node, key, message)
         answer = plain(generation.response)
         key = digest(answer)
-        read, base, shared = array("i", prompt), place.goes_on or place.forked, 0
+        read, base, shared = place.ids(prompt), place.goes_on or place.forked, 0
         base = self.turns.get(base.generation_id) if base else None  # it may have been forgotten since
         if base is not None:
             shared = common(base.ids(), read)

@@ -2,11 +2,16 @@
 
     python benchmarks/environments.py --agno-python PATH --json FILE
 
-Two agents: a real one of each framework (OpenAI Agents SDK; agno.Agent) on a model object that answers at once, and the least that each
-takes (a ``@leyden.rollout`` function; an object with ``arun``). "own" puts side by side what each was made for: our function, agno's
-``Agent``. Ours keeps every attempt in a store on disk before it counts it; agno's
-keeps them in memory. "alone" is the Agents SDK's own Runner on the same agent, as often, with no environment around it. Each run is a
-process of its own; the sides take turns, and the medians are compared. Times are of the call alone, after one attempt that warms up.
+Three comparisons, each of one of our runs with one of agno's:
+
+* "own agents": what each was made for, a ``@leyden.rollout`` function and an ``agno.Agent`` on a model object that answers at once;
+* "agent frameworks": an agent of the OpenAI Agents SDK and an ``agno.Agent``, both on such a model;
+* "least": the least that each takes, the same function and an object with ``arun``. agno then does next to nothing.
+
+Ours keeps every attempt in a store on disk (fsync) before it counts it; agno's keeps them in memory. Beside them, what no environment can
+be faster than: "sdk alone", the Agents SDK's own Runner on as many agents, and "rows alone", bare SQLite inserting the rows that a run
+leaves. Each run is a process of its own, its times are of the call alone, after one attempt that warms up. In each round all take their
+turn, every other round backwards; a ratio is of two runs of one round.
 """
 
 from __future__ import annotations
@@ -21,7 +26,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SIDES = {"leyden": "environments_ours.py", "agno": "environments_agno.py"}
+SIDES = {"leyden": HERE / "environments_ours.py", "agno": HERE / "environments_agno.py"}
+RUNS = (("leyden", "function"), ("leyden", "sdk"), ("leyden", "sdk alone"), ("leyden", "rows alone"), ("agno", "agent"), ("agno", "object"))
+PAIRS = {"own agents": ("function", "agent"), "agent frameworks": ("sdk", "agent"), "least": ("function", "object")}  # ours, agno's
+TIMES = ("wall", "cpu")
 
 
 def main() -> int:
@@ -33,10 +41,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 64])
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    pythons = {"leyden": Path(sys.executable)} | ({"agno": args.agno_python} if args.agno_python else {})
-    rows = [measure(pythons, kind, concurrency, args) for kind in ("real", "bare") for concurrency in args.concurrency]
-    rows += [measure({"leyden": pythons["leyden"]}, "alone", concurrency, args) for concurrency in args.concurrency]
-    rows += own_agents(rows)
+    rows = [row for concurrency in args.concurrency for row in measure(concurrency, args)]
     for row in rows:
         print(told(row))
     if args.json:
@@ -45,43 +50,41 @@ def main() -> int:
     return 0
 
 
-def measure(pythons: dict[str, Path], kind: str, concurrency: int, args: argparse.Namespace) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in pythons}
+def measure(concurrency: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    pythons = {"leyden": Path(sys.executable)} | ({"agno": args.agno_python} if args.agno_python else {})
+    found: dict[tuple[str, str], list[dict[str, float]]] = {run: [] for run in RUNS if run[0] in pythons}
     for number in range(args.rounds):
-        for side in list(pythons)[:: 1 if number % 2 else -1]:
-            command = [str(pythons[side]), str(HERE / SIDES[side]), kind, str(args.tasks), str(args.k), str(concurrency)]
-            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-            if found["scored"] != args.tasks * args.k or found["pass_rate"] != 1.0:
-                raise SystemExit(f"{side} did not do the work: {found}")
-            runs[side].append(found)
-    medians = {side: {name: statistics.median(run[name] for run in found) for name in ("wall", "cpu")} for side, found in runs.items()}
-    return compared(kind, concurrency, medians)
-
-
-def own_agents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    seconds = {(row["agent"], row["concurrency"]): row["seconds"] for row in rows}
-    return [
-        compared("own", concurrency, {"leyden": seconds["bare", concurrency]["leyden"], "agno": found["agno"]})
-        for (kind, concurrency), found in seconds.items()
-        if kind == "real" and "agno" in found
+        for side, kind in list(found)[:: -1 if number % 2 else 1]:
+            command = [str(pythons[side]), str(SIDES[side]), kind, str(args.tasks), str(args.k), str(concurrency)]
+            seconds = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+            if seconds["scored"] != args.tasks * args.k or seconds["pass_rate"] != 1.0:
+                raise SystemExit(f"{side} did not do the work: {seconds}")
+            found[side, kind].append(seconds)
+    rows: list[dict[str, Any]] = [
+        {"side": side, "agent": kind, "concurrency": concurrency, "seconds": {time: spread([run[time] for run in runs]) for time in TIMES}}
+        for (side, kind), runs in found.items()
     ]
+    if "agno" in pythons:
+        rows += [compared(name, found["leyden", ours], found["agno", theirs], concurrency) for name, (ours, theirs) in PAIRS.items()]
+    return rows
 
 
-def compared(kind: str, concurrency: int, medians: dict[str, dict[str, float]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"agent": kind, "concurrency": concurrency, "seconds": medians}
-    if "agno" in medians:
-        row["agno_over_leyden"] = {name: medians["agno"][name] / medians["leyden"][name] for name in ("wall", "cpu")}
-    return row
+def compared(name: str, ours: list[dict[str, float]], theirs: list[dict[str, float]], concurrency: int) -> dict[str, Any]:
+    ratios = {time: spread([their[time] / our[time] for our, their in zip(ours, theirs, strict=True)]) for time in TIMES}
+    return {"pair": name, "concurrency": concurrency, "agno_over_leyden": ratios}
+
+
+def spread(numbers: list[float]) -> dict[str, float]:
+    return {"min": min(numbers), "median": statistics.median(numbers), "max": max(numbers)}
 
 
 def told(row: dict[str, Any]) -> str:
-    if row["agent"] == "alone":
-        times = row["seconds"]["leyden"]
-        return f"the Agents SDK alone, {row['concurrency']} at once: {times['wall']:.2f} s (CPU {times['cpu']:.2f} s)"
-    sides = ", ".join(f"{side} {times['wall']:.2f} s (CPU {times['cpu']:.2f} s)" for side, times in row["seconds"].items())
-    ratio = row.get("agno_over_leyden")
-    over = f"; agno / leyden: wall {ratio['wall']:.2f}, CPU {ratio['cpu']:.2f}" if ratio else ""
-    return f"{row['agent']} agent, {row['concurrency']} at once: {sides}{over}"
+    kind, unit = ("agno_over_leyden", "") if "pair" in row else ("seconds", " s")
+    times = "; ".join(
+        f"{time} {of['median']:.2f}{unit} ({of['min']:.2f}–{of['max']:.2f})" for time, of in row[kind].items()
+    )  # fmt: skip
+    name = f"agno / leyden, {row['pair']}" if "pair" in row else f"{row['side']}, {row['agent']}"
+    return f"{row['concurrency']:>3} at once  {name:<34} {times}"
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ async def is_right(run: Any, expected: Any) -> bool:
 def main() -> None:
     kind, tasks, k, concurrency = sys.argv[1], *map(int, sys.argv[2:5])
     asked = [Task(f"q{n}", expected="42", id=f"t{n}") for n in range(tasks)]
-    agent = Bare if kind == "bare" else Agent(model=Instant(), telemetry=False)
+    agent = Bare if kind == "object" else Agent(model=Instant(), telemetry=False)
     env = Environment(name="bench", tasks=asked, scorer=CodeScorer(is_right), agent=agent)
     run_rollouts(env, k=1, tasks=[env.tasks[0]])  # what is imported and made once
     wall, cpu = time.perf_counter(), time.process_time()

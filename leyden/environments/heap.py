@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-RARELY = 10_000  # objects made before the youngest are looked at, in place of 700: one attempt makes thousands, and most go by themselves
+RARELY = 50_000  # objects made before the youngest are looked at, in place of 700: one attempt makes thousands, and most go by themselves
 
 _at_rest = False
 

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from leyden.audit import Audit, CallAudit, Continuity, Finding
+from leyden.record import checked_before
 from leyden.server.codec import decode, unpack_floats, unpack_ids
 from leyden.server.packing import Pieces, plain_ids, plain_json
 from leyden.types import (
@@ -44,35 +45,41 @@ def failure_kind(value: str | None) -> FailureKind | None:
 def rollout(row: Row[Any] | SimpleNamespace, *, claimed_at: int | None = None) -> Rollout:
     """``claimed_at``: the revision of the claim that has just taken it, of which the row does not know yet."""
     claimed = claimed_at is not None
-    return Rollout(
-        id=row.id,
-        input=decode(row.input),
-        mode=Mode(row.mode),
-        queue=row.queue,
-        priority=row.priority,
-        state=RolloutState.RUNNING if claimed else RolloutState(row.state),
-        run_id=row.run_id,
-        iteration=row.iteration,
-        resources_id=row.resources_id,
-        config=rollout_config(row.config),
-        episode=Episode(
-            environment_class_id=row.environment_class_id,
-            episode_spec_id=row.episode_spec_id,
-            episode_id=row.episode_id,
-            seed=row.seed,
-        ),
-        group=row.group_key,
-        metadata=decode(row.metadata),
-        attempt=row.attempt + claimed,
-        failures=row.failures,
-        lost=row.lost,
-        released=row.released,
-        available_at=row.available_at,
-        failure=failure_kind(row.failure),
-        error=row.error,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-        revision=row.revision if claimed_at is None else claimed_at,
+    return checked_before(
+        Rollout,
+        {
+            "id": row.id,
+            "input": decode(row.input),
+            "mode": Mode(row.mode),
+            "queue": row.queue,
+            "priority": row.priority,
+            "state": RolloutState.RUNNING if claimed else RolloutState(row.state),
+            "run_id": row.run_id,
+            "iteration": row.iteration,
+            "resources_id": row.resources_id,
+            "config": rollout_config(row.config),
+            "episode": checked_before(
+                Episode,
+                {
+                    "environment_class_id": row.environment_class_id,
+                    "episode_spec_id": row.episode_spec_id,
+                    "episode_id": row.episode_id,
+                    "seed": row.seed,
+                },
+            ),
+            "group": row.group_key,
+            "metadata": decode(row.metadata),
+            "attempt": row.attempt + claimed,
+            "failures": row.failures,
+            "lost": row.lost,
+            "released": row.released,
+            "available_at": row.available_at,
+            "failure": failure_kind(row.failure),
+            "error": row.error,
+            "created_at": row.created_at,
+            "finished_at": row.finished_at,
+            "revision": row.revision if claimed_at is None else claimed_at,
+        },
     )
 
 

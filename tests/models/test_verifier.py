@@ -136,7 +136,7 @@ def test_it_renders_a_tool_conversation_to_the_ids_of_its_parent(version, tiny_m
 
 
 def test_it_renders_a_tool_conversation_to_the_ids_the_engine_saw(version, tiny_model):
-    from leyden.models.embedded.completion import Completion
+    from leyden.models.embedded.completion import prompt_of
     from leyden.models.embedded.engine import TransformersEngine
     from leyden.models.embedded.protocol import ChatRequest
 
@@ -147,10 +147,10 @@ def test_it_renders_a_tool_conversation_to_the_ids_the_engine_saw(version, tiny_
 
     async def seen(directory) -> list[int]:
         engine = TransformersEngine(directory, device="cpu")
-        completion = Completion(engine, request)
-        completion.samples.close()
-        engine.close()
-        return completion.prompt_ids
+        try:
+            return prompt_of(engine, request)
+        finally:
+            engine.close()
 
     assert asyncio.run(seen(tiny_model)) == asyncio.run(seen(version)) == render(version)
 

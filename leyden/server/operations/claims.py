@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, bindparam, insert, literal_column, or_, select
 
+from leyden.record import checked_before
 from leyden.server import records
 from leyden.server.bulk import Bulk
 from leyden.server.clock import microseconds
@@ -221,11 +222,14 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, Row[Any], str | N
 
 
 def _lease(tx: Transaction, rollout: Rollout, ref: LeaseRef, pinned: Resources | None, duration: int, deadline: int) -> Lease:
-    return Lease(
-        ref=ref,
-        rollout=rollout,
-        resources=pinned,
-        key=attempt_key(tx, ref),
-        lease_seconds=duration / 1e6,
-        timeout_seconds=max(0.0, (deadline - tx.now) / 1e6),
+    return checked_before(
+        Lease,
+        {
+            "ref": ref,
+            "rollout": rollout,
+            "resources": pinned,
+            "key": attempt_key(tx, ref),
+            "lease_seconds": duration / 1e6,
+            "timeout_seconds": max(0.0, (deadline - tx.now) / 1e6),
+        },
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +50,9 @@ class Move:
 
 
 # The token proves the state, so the state is not compared as well: a partial index on it would then mislead the planner.
-_SET = Bulk(
+_SET = (
     update(rollouts)
-    .where(rollouts.c.id == bindparam("b_id"), rollouts.c.lease_token == bindparam("b_token"))
+    .where(rollouts.c.id.in_(bindparam("b_ids", expanding=True)), rollouts.c.lease_token == bindparam("b_token"))
     .values(
         state=bindparam("b_state"),
         lease_token=rollouts.c.lease_token + literal_column("1"),
@@ -68,6 +68,10 @@ _SET = Bulk(
         revision=bindparam("b_revision"),
     )
 )
+_WAY = (
+    "b_token", "b_state", "b_attempt", "b_failures", "b_lost", "b_released", "b_requeue_id", "b_available_at", "b_failure", "b_error",
+    "b_finished_at", "b_revision",
+)  # fmt: skip
 _BY_ID = select(rollouts).where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
 # Of nothing to SQLite, where one transaction writes at a time.
 _LOCKED_BY_ID = _BY_ID.order_by(rollouts.c.id).with_for_update(key_share=True)
@@ -78,7 +82,7 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
     if not moves:
         return
     deltas: Counter[tuple[Bucket, RolloutState, str]] = Counter()
-    values = []
+    alike: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)  # thousands most often change in one and the same way
     for step in moves:
         row, before = step.row, RolloutState(step.row.state)
         if not (before.final if step.again else step.to in ALLOWED[before]):
@@ -87,27 +91,29 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
         bucket = Bucket.of(row)
         deltas[bucket, before, row.failure or NONE] -= 1
         deltas[bucket, step.to, failure or NONE] += 1
-        values.append(
-            {
-                "b_id": row.id,
-                "b_token": row.lease_token,
-                "b_state": step.to.value,
-                "b_attempt": row.attempt + step.claimed,
-                "b_failures": 0 if step.again else row.failures + step.failed,
-                "b_lost": 0 if step.again else row.lost + step.lost,
-                "b_released": 0 if step.again else row.released + step.released,
-                "b_requeue_id": step.again or row.requeue_id,
-                "b_available_at": step.available_at,
-                "b_failure": failure,
-                "b_error": step.error,
-                "b_finished_at": tx.now if step.to.final else None,
-                "b_revision": tx.revision,
-            }
+        way = (
+            row.lease_token,
+            step.to.value,
+            row.attempt + step.claimed,
+            0 if step.again else row.failures + step.failed,
+            0 if step.again else row.lost + step.lost,
+            0 if step.again else row.released + step.released,
+            step.again or row.requeue_id,
+            step.available_at,
+            failure,
+            step.error,
+            tx.now if step.to.final else None,
+            tx.revision,
         )
+        alike[way].append(row.id)
         if step.to.final:
             tx.changes.finished.add(row.id)
         tx.changes.work |= step.to is RolloutState.QUEUED
-    if _SET.run(tx, values) != len(values):
+    changed = 0
+    for way, ids in alike.items():
+        for start in range(0, len(ids), CHUNK):
+            changed += tx.conn.execute(_SET, {**dict(zip(_WAY, way, strict=True)), "b_ids": ids[start : start + CHUNK]}).rowcount
+    if changed != len(moves):
         raise Conflict("a rollout was changed by somebody else meanwhile", "try again")
     counters.shift(tx, deltas)
 

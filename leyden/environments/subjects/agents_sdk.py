@@ -147,6 +147,8 @@ class AgentsSDK:
             yield isolated
 
     def _fresh_context(self) -> Any:
+        if self.context is None:
+            return None
         if not inspect.isfunction(self.context):
             return Isolation(isolation.refuse).copied(self.context, "the context")
         made = self.context()

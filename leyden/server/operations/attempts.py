@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 
 from leyden.errors import LeaseLost
 from leyden.server.bulk import Bulk
@@ -18,7 +17,7 @@ from leyden.server.operations import rewards as reward_ops
 from leyden.server.operations import spans as span_ops
 from leyden.server.operations.fence import attempt_of, leases_of, lock_held
 from leyden.server.operations.transitions import CHUNK, Move, move, rollouts_by_id, rows_by_id
-from leyden.server.records import failure_kind, rollout_config
+from leyden.server.records import RolloutRow, failure_kind, rollout_config
 from leyden.server.rows import Batch
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
@@ -71,7 +70,7 @@ def end_many(tx: Transaction, ends: Sequence[AttemptEnd], spans: Batch) -> list[
     """See ``LocalStore.end_many``. ``spans`` are those of all ``ends``, each with its attempt's name."""
     refs = {end.ref.rollout_id: end.ref for end in ends}
     rows = rows_by_id(tx, list(refs), lock=True)
-    held = {(row.rollout_id, row.attempt, row.token) for row in leases_of(tx, sorted(rows))}
+    held = {(rollout_id, number, token) for rollout_id, number, token in leases_of(tx, sorted(rows))}
     ours = [step for step in ends if _as_row(step.ref) in held]
     names = {(step.ref.rollout_id, step.ref.attempt) for step in ours}
     rows_of_spans = [{**row, "late": False} for row in spans.rows if (row["rollout_id"], row["attempt"]) in names]
@@ -117,7 +116,7 @@ def cancel_matching(tx: Transaction, run_id: str | None, group: str | None, afte
     return cancelled, found[-1].seq if len(found) == CHUNK else None
 
 
-def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]], moves: Sequence[Move] = ()) -> dict[str, RolloutState]:
+def end(tx: Transaction, endings: Sequence[tuple[RolloutRow, Ending]], moves: Sequence[Move] = ()) -> dict[str, RolloutState]:
     """End the running attempt of each rollout row: the attempt is marked, the lease is gone, the rollout moves on. ``moves`` are made with
     them, so that all are counted at once, in one order. Returns what the rollouts became."""
     endings = sorted(endings, key=lambda ending: ending[0].id)
@@ -144,7 +143,7 @@ def end(tx: Transaction, endings: Sequence[tuple[Row[Any], Ending]], moves: Sequ
     return {step.row.id: step.to for step in moves}
 
 
-def _next_move(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
+def _next_move(tx: Transaction, row: RolloutRow, ending: Ending) -> Move:
     if ending.state is AttemptState.SUCCEEDED:
         return Move(row, RolloutState.SUCCEEDED)
     if ending.state is AttemptState.RELEASED:
@@ -154,7 +153,7 @@ def _next_move(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
     return _retry(tx, row, ending)
 
 
-def _retry(tx: Transaction, row: Row[Any], ending: Ending) -> Move:
+def _retry(tx: Transaction, row: RolloutRow, ending: Ending) -> Move:
     """After a failure: another try, or none. Losses have a budget of their own: they say nothing about the agent."""
     assert ending.failure is not None
     config = rollout_config(row.config)
@@ -179,7 +178,7 @@ def _end_held(tx: Transaction, ref: LeaseRef, ending: Ending) -> Rollout:
     return rollouts_by_id(tx, [ref.rollout_id])[0]
 
 
-def _end_one(tx: Transaction, row: Row[Any], ending: Ending) -> Rollout:
+def _end_one(tx: Transaction, row: RolloutRow, ending: Ending) -> Rollout:
     end(tx, [(row, ending)])
     return rollouts_by_id(tx, [row.id])[0]
 

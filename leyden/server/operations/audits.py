@@ -13,6 +13,7 @@ from leyden.audit import AuditCounts, CallAudit, Continuity, Finding
 from leyden.server import records
 from leyden.server.bulk import Bulk
 from leyden.server.operations.transitions import CHUNK, rows_by_id
+from leyden.server.records import RolloutRow
 from leyden.server.schema import audit_counts, generations
 from leyden.server.transaction import Transaction
 from leyden.types import Mode
@@ -36,7 +37,7 @@ def _upsert(insert: Any) -> Any:
 _ADD = Bulk({"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)})
 
 
-def count_new(tx: Transaction, rows: Iterable[Mapping[str, Any]], rollouts: Mapping[str, Row[Any]]) -> None:
+def count_new(tx: Transaction, rows: Iterable[Mapping[str, Any]], rollouts: Mapping[str, Row[Any] | RolloutRow]) -> None:
     """Add generations, as they are inserted. ``rollouts``: ``id``, ``run_id``, ``iteration`` and ``mode``, as far as they are known.
     The last rows that their transaction locks."""
     found: dict[str, Counter[str]] = {}
@@ -57,7 +58,7 @@ def delete_counted(tx: Transaction, rollouts: Sequence[Row[Any]]) -> int:
     return len(rows)
 
 
-def _shift(tx: Transaction, rollouts: Iterable[Row[Any]], found: Mapping[str, Counter[str]], sign: int) -> None:
+def _shift(tx: Transaction, rollouts: Iterable[Row[Any] | RolloutRow], found: Mapping[str, Counter[str]], sign: int) -> None:
     deltas: Counter[tuple[str, int, str, str]] = Counter()
     for row in rollouts:
         for what, n in found.get(row.id, {}).items():

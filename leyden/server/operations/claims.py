@@ -17,6 +17,7 @@ from leyden.server.operations import queues
 from leyden.server.operations.fence import attempt_key, key_hash
 from leyden.server.operations.resources import alive_ids, latest_row, versions
 from leyden.server.operations.transitions import Move, move, rows_by_id
+from leyden.server.records import RolloutRow, rollout_rows
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
 from leyden.types import AttemptState, Lease, LeaseRef, Resources, Rollout, RolloutState
@@ -95,12 +96,12 @@ def claim(tx: Transaction, requests: Sequence[ClaimRequest]) -> Claimed:
 # -- what to take ------------------------------------------------------------------------------------------------------
 
 
-def _pick(tx: Transaction, requests: Sequence[ClaimRequest], ready: Mapping[str, Any]) -> list[list[Row[Any]]]:
+def _pick(tx: Transaction, requests: Sequence[ClaimRequest], ready: Mapping[str, Any]) -> list[list[RolloutRow]]:
     """Rows for each request, locked. Exactly as many are locked as are given: another store's claim would pass over any other."""
     names = sorted({name for request in requests for name in request.queues})
     room = queues.room(tx, names) if names else {}
-    locked: dict[str, dict[int, Row[Any]]] = {name: {} for name in names}
-    picked: list[list[Row[Any]]] = [[] for _ in requests]
+    locked: dict[str, dict[int, RolloutRow]] = {name: {} for name in names}
+    picked: list[list[RolloutRow]] = [[] for _ in requests]
     while True:
         shares = _share(
             tx, requests, [request.limit - len(rows) for request, rows in zip(requests, picked, strict=True)], room, locked, ready
@@ -108,10 +109,10 @@ def _pick(tx: Transaction, requests: Sequence[ClaimRequest], ready: Mapping[str,
         wanted: Counter[str] = sum(shares, Counter())
         if not wanted:
             return [sorted(rows, key=lambda row: (row.priority, row.seq)) for rows in picked]
-        found: dict[str, deque[Row[Any]]] = {}
+        found: dict[str, deque[RolloutRow]] = {}
         for name, n in sorted(wanted.items()):
             mine = locked[name]
-            rows = tx.conn.execute(_READY, {"queue": name, "limit": n + len(mine), "now": tx.now, **ready}).all()
+            rows = rollout_rows(tx.conn.execute(_READY, {"queue": name, "limit": n + len(mine), "now": tx.now, **ready}).all())
             found[name] = deque([row for row in rows if row.seq not in mine][:n])
             mine.update((row.seq, row) for row in found[name])
             room[name] = room[name] - len(found[name]) if len(found[name]) == n else 0  # the rest is being claimed by another store
@@ -125,7 +126,7 @@ def _share(
     requests: Sequence[ClaimRequest],
     missing: Sequence[int],
     room: Mapping[str, int],
-    locked: Mapping[str, Mapping[int, Row[Any]]],
+    locked: Mapping[str, Mapping[int, RolloutRow]],
     ready: Mapping[str, Any],
 ) -> list[Counter[str]]:
     """How many of its ``missing`` ones each request should have from each queue."""
@@ -178,7 +179,7 @@ def _given_before(tx: Transaction, requests: Sequence[ClaimRequest]) -> dict[int
     return {i: leases_of[key] for i, key in by_position if key in leases_of}
 
 
-def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, Row[Any], str | None]]) -> dict[str, Lease]:
+def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, RolloutRow, str | None]]) -> dict[str, Lease]:
     """Leases by rollout id."""
     if not taken:
         return {}

@@ -10,6 +10,7 @@ from sqlalchemy import Row, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from leyden.server.bulk import Bulk
+from leyden.server.records import RolloutRow
 from leyden.server.schema import counters
 from leyden.server.transaction import Transaction
 from leyden.types import Counts, FailureKind, Mode, RolloutState
@@ -34,7 +35,7 @@ class Bucket(NamedTuple):
     queue: str
 
     @classmethod
-    def of(cls, row: Row[Any]) -> Bucket:
+    def of(cls, row: Row[Any] | RolloutRow) -> Bucket:
         return cls.named(row.run_id, row.iteration, row.mode, row.queue)
 
     @classmethod

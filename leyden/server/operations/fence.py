@@ -13,6 +13,7 @@ from sqlalchemy import Row, bindparam, select
 from leyden.errors import LeaseLost, NotFound
 from leyden.server.codec import digest
 from leyden.server.operations.transitions import CHUNK, rows_by_id
+from leyden.server.records import RolloutRow
 from leyden.server.schema import attempts, leases
 from leyden.server.transaction import Transaction
 from leyden.types import LeaseRef
@@ -21,7 +22,7 @@ _LEASE = select(leases.c.token).where(
     leases.c.rollout_id == bindparam("rollout_id"), leases.c.attempt == bindparam("attempt"), leases.c.token == bindparam("token")
 )
 _KEPT_LEASE = _LEASE.with_for_update(read=True, key_share=True)
-_LEASES = select(leases).where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+_LEASES = select(leases.c.rollout_id, leases.c.attempt, leases.c.token).where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
 _ATTEMPT = select(attempts).where(attempts.c.rollout_id == bindparam("rollout_id"), attempts.c.number == bindparam("attempt"))
 
 
@@ -30,14 +31,14 @@ def is_held(tx: Transaction, ref: LeaseRef) -> bool:
     return tx.conn.execute(_KEPT_LEASE, ref.model_dump()).first() is not None
 
 
-def lock_held(tx: Transaction, ref: LeaseRef) -> Row[Any] | None:
+def lock_held(tx: Transaction, ref: LeaseRef) -> RolloutRow | None:
     """The rollout's row, if ``ref`` holds it, for an operation that will change it: nobody else does until the end of this transaction."""
     row = rows_by_id(tx, [ref.rollout_id], lock=True).get(ref.rollout_id)
     return row if row is not None and tx.conn.execute(_LEASE, ref.model_dump()).first() is not None else None
 
 
-def leases_of(tx: Transaction, rollout_ids: Sequence[str]) -> Iterator[Row[Any]]:
-    """Of rollouts whose rows are locked: nobody makes or ends a lease of theirs until the end of this transaction."""
+def leases_of(tx: Transaction, rollout_ids: Sequence[str]) -> Iterator[Row[Any, Any, Any]]:
+    """Rollout, attempt and token, of rollouts whose rows are locked: nobody makes or ends a lease of theirs until the end of this transaction."""
     for start in range(0, len(rollout_ids), CHUNK):
         yield from tx.conn.execute(_LEASES, {"ids": rollout_ids[start : start + CHUNK]}).all()
 

@@ -13,6 +13,7 @@ from leyden.server.operations.attempts import Ending, end
 from leyden.server.operations.fence import key_hash
 from leyden.server.operations.resources import versions
 from leyden.server.operations.transitions import Move, rows_by_id
+from leyden.server.records import rollout_rows
 from leyden.server.schema import attempts, leases, meta, resources, rollouts, runs, workers
 from leyden.server.transaction import Transaction
 from leyden.types import AttemptBinding, AttemptState, FailureKind, LeaseRef, Mode, RolloutState, Verdict
@@ -123,7 +124,7 @@ def sweep(tx: Transaction, last: int | None, stall: int) -> bool:
     found = tx.conn.execute(_OVERDUE, {"now": tx.now}).scalars().all()
     rows = rows_by_id(tx, sorted(found), lock=True)
     overdue = list(tx.conn.execute(_STILL_OVERDUE, {"now": tx.now, "ids": list(rows)}))
-    due = list(tx.conn.execute(_DUE, {"now": tx.now}))
+    due = rollout_rows(tx.conn.execute(_DUE, {"now": tx.now}))
     end(tx, [(rows[lease.rollout_id], _ending(lease)) for lease in overdue], [Move(row, RolloutState.QUEUED) for row in due])
     return len(found) == SWEEP_LIMIT or len(due) == SWEEP_LIMIT
 

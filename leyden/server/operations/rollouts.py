@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import bindparam, insert, select, update
@@ -19,6 +18,7 @@ from leyden.server.operations import counters
 from leyden.server.operations.counters import NONE, Bucket
 from leyden.server.operations.resources import alive_ids
 from leyden.server.operations.transitions import CHUNK, Move, move, rollouts_by_id, rows_by_id
+from leyden.server.records import RolloutRow
 from leyden.server.schema import attempts, resources, rollouts
 from leyden.server.transaction import Transaction
 from leyden.types import DEFAULT_QUEUE, Attempt, NewRollout, Record, Rollout, RolloutConfig, RolloutState
@@ -78,7 +78,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
         )
         counters.shift(tx, added)
         tx.changes.work |= any(row["state"] == RolloutState.QUEUED for row in rows)
-    made = {row["id"]: records.rollout(SimpleNamespace(**row)) for row in rows}
+    made = {row["id"]: records.rollout(RolloutRow(**row)) for row in rows}
     there = [rollout_id for rollout_id in dict.fromkeys(ids) if rollout_id not in made]
     made |= zip(there, rollouts_by_id(tx, there), strict=True)
     return [made[rollout_id] for rollout_id in ids]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, bindparam, literal_column, select, update
+from sqlalchemy import bindparam, literal_column, select, update
 
 from leyden.errors import Conflict, NotFound
 from leyden.server import records
-from leyden.server.bulk import Bulk
 from leyden.server.operations import counters
 from leyden.server.operations.counters import NONE, Bucket
+from leyden.server.records import RolloutRow, rollout_rows
 from leyden.server.schema import rollouts
 from leyden.server.transaction import Transaction
 from leyden.types import FailureKind, Rollout, RolloutState
@@ -37,7 +37,7 @@ class Move:
     ``claimed``, ``failed``, ``lost``, ``released``: what is counted with it. ``again``: a final one is queued anew and counts from nothing.
     """
 
-    row: Row[Any]
+    row: RolloutRow
     to: RolloutState
     claimed: bool = False
     failed: bool = False
@@ -118,15 +118,16 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
     counters.shift(tx, deltas)
 
 
-def rows_by_id(tx: Transaction, ids: Sequence[str], lock: bool = False) -> dict[str, Row[Any]]:
+def rows_by_id(tx: Transaction, ids: Sequence[str], lock: bool = False) -> dict[str, RolloutRow]:
     """The rows that exist among ``ids``. ``lock`` them before what is read of them decides over a change: rollouts are locked first and in
     order of their ids, then leases, then counters, so that transactions wait for each other but never in a circle."""
-    found: dict[str, Row[Any]] = {}
+    found: dict[str, RolloutRow] = {}
     query = _LOCKED_BY_ID if lock else _BY_ID
     if lock:
         ids = sorted(ids)
     for start in range(0, len(ids), CHUNK):
-        found.update((row.id, row) for row in tx.conn.execute(query, {"ids": ids[start : start + CHUNK]}).all())
+        rows = tx.conn.execute(query, {"ids": ids[start : start + CHUNK]}).all()
+        found.update((row.id, row) for row in rollout_rows(rows))
     return found
 
 

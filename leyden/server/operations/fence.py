@@ -38,7 +38,8 @@ def lock_held(tx: Transaction, ref: LeaseRef) -> RolloutRow | None:
 
 
 def leases_of(tx: Transaction, rollout_ids: Sequence[str]) -> Iterator[Row[Any, Any, Any]]:
-    """Rollout, attempt and token, of rollouts whose rows are locked: nobody makes or ends a lease of theirs until the end of this transaction."""
+    """Rollout, attempt and token. Their rollouts are locked by the caller: nobody makes or ends a lease of theirs until the end of this
+    transaction."""
     for start in range(0, len(rollout_ids), CHUNK):
         yield from tx.conn.execute(_LEASES, {"ids": rollout_ids[start : start + CHUNK]}).all()
 

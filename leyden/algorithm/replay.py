@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -19,11 +18,10 @@ from leyden.algorithm.rows import Row, RowsConfig
 from leyden.algorithm.sft.collect import READ_BATCH, batches
 from leyden.algorithm.sft.rundir import RunDir
 from leyden.environments.exports.pair import KIND, LEFT, FilePair
-from leyden.errors import NotFound, UsageError
+from leyden.errors import UsageError
 from leyden.files import disk_errors
 from leyden.models.registry import Registry
-from leyden.server.client import StoreClient
-from leyden.server.interface import Store, open_store
+from leyden.server.interface import Store
 from leyden.types import Generation, Reward
 
 FORMAT = 1
@@ -94,20 +92,6 @@ class Replay:
             "missing_calls": self.missing,
             "still": self.still_by_reason,
         }
-
-
-@asynccontextmanager
-async def store_of_run(run: RunDir, url: str | None = None) -> AsyncIterator[Store]:
-    """The store that holds a run's rollouts: the one at ``url``, else its own file, else the one elsewhere that it ran with."""
-    url = url or run.config.get("store")
-    own = run.path / "store.db"
-    if not url and not own.is_file():
-        raise NotFound(f"run {run.id} has no store any more: {own} is gone", "name the store that holds its rollouts: --store URL")
-    store: Store = StoreClient(url) if url else await open_store(own)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def replay(run: RunDir, store: Store, chosen: Chosen, rows: Mapping[str, Any], attribution: Mapping[str, Any]) -> Replay:

@@ -151,7 +151,7 @@ def _read(run: RunDir, iteration: int | None, reason: str | None) -> list[tuple[
 def _with_store(run: RunDir, url: str | None, question: Callable[[Any], Any]) -> Any:
     import asyncio
 
-    from leyden.algorithm.replay import store_of_run
+    from leyden.algorithm.run_store import store_of_run
 
     async def go() -> Any:
         async with store_of_run(run, url) as opened:

@@ -87,13 +87,14 @@ async def _read(target: str, attempt: int | None, runs: Path, url: str) -> _Foun
 @asynccontextmanager
 async def _store_of(target: str, runs: Path, url: str) -> AsyncIterator[tuple[Store, str | None]]:
     """The store that holds ``target``, and the run that is asked for: "" for all that is in it, None where it may be a rollout."""
+    from leyden.algorithm.run_store import store_in
     from leyden.server.client import StoreClient
 
     directory = _directory(target, runs)
     config = None if directory is None else _config_of(directory)
     run_id = None if directory is None else "" if config is None else directory.resolve().name
     if directory is not None and (directory / "store.db").is_file():
-        async with _opened(directory) as store:
+        async with store_in(directory) as store:
             yield store, run_id
     else:
         async with StoreClient((config or {}).get("store") or url) as client:
@@ -116,25 +117,6 @@ def _config_of(directory: Path) -> dict[str, Any] | None:
     """A run's; an eval has none."""
     path = directory / "config.json"
     return dict(json.loads(path.read_text())) if path.is_file() else None
-
-
-@asynccontextmanager
-async def _opened(directory: Path) -> AsyncIterator[Store]:
-    """The store in a directory: its file, or the process that has it open."""
-    from leyden.errors import UsageError
-    from leyden.server.client import StoreClient
-    from leyden.server.sqlstore import SQLStore
-
-    try:
-        opened = await SQLStore.open(directory / "store.db", sweep_every=None)
-    except UsageError:
-        if not (ready := directory / "store.json").is_file():
-            raise
-        async with StoreClient(json.loads(ready.read_text())["url"]) as client:
-            yield client
-        return
-    async with opened:
-        yield opened
 
 
 async def _pages(store: Store, run_id: str | None) -> AsyncIterator[list[CallAudit]]:

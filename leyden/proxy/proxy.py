@@ -19,7 +19,8 @@ from leyden.proxy.model_table import ModelTable
 from leyden.server.interface import Store
 from leyden.types import LLM
 
-# A call makes hundreds of small objects and drops them all: with Python's 700 the collector took a quarter of the time (measured).
+# A call makes hundreds of small objects and drops them all: with Python's 700 the collector took a quarter of the time (measured). It holds
+# for the process, while the proxy serves.
 _GC_THRESHOLD = 10_000
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -51,6 +52,7 @@ class LLMProxy:
         self._calls: Calls | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._collected_before = gc.get_threshold()
 
     @property
     def port(self) -> int:
@@ -69,7 +71,8 @@ class LLMProxy:
         if self._serving is not None:
             raise UsageError("the proxy has already been started", "stop it first")
         socket = reserve_port(self._host, self._port)
-        young, *older = gc.get_threshold()
+        self._collected_before = gc.get_threshold()
+        young, *older = self._collected_before
         if 0 < young < _GC_THRESHOLD:
             gc.set_threshold(_GC_THRESHOLD, *older)
         self._calls = Calls(self.store, self._table, self.counters)
@@ -103,6 +106,8 @@ class LLMProxy:
         await self._calls.stop()
         await self._serving
         self._table.close()
+        if gc.get_threshold()[0] == _GC_THRESHOLD:  # else somebody else has set it meanwhile
+            gc.set_threshold(*self._collected_before)
         self._server = self._calls = self._serving = None
         self.base_url = ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,10 +78,8 @@ class Backlog:
                 if self._closed:
                     return []
                 self._changed.wait()
-            lingers = limit > 1 and self._joined > FEW and not self._urgent and self._bulk[0].together and not self._closed
-        if lingers:
-            time.sleep(LINGER)
-        with self._changed:
+            if limit > 1 and self._joined > FEW and not self._urgent and self._bulk[0].together:
+                self._changed.wait_for(lambda: self._urgent or self._closed, LINGER)
             batch: list[Job] = []
             due = self._bulk and (limit > 1 or self._passed_over >= MAX_PASSED_OVER)
             while self._urgent and len(batch) < (limit - 1 if due else limit):

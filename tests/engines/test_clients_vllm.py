@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from clients import CASES, VLLM_STOPS, run
+from clients import CASES, run
+from desk import VLLM_STOPS
 
 from leyden.models.engine_config import EngineConfig
 from leyden.models.engines import make_engine

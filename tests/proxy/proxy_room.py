@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import uvicorn
+from asgi import serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from leyden.process import reserve_port
 from leyden.proxy import LLMProxy
 from leyden.server.sqlstore import SQLStore
 from leyden.types import LLM, AttemptBinding, Generation, Lease, LeaseRef, NewRollout, Span
@@ -178,21 +177,6 @@ class Engine:
 
 def _event(value: Any) -> bytes:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
-
-
-@asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
-    """An ASGI app on a free loopback port; yields its base URL."""
-    socket = reserve_port("127.0.0.1", 0)
-    config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    await server.startup(sockets=[socket])  # without uvicorn's own loop, which stops only at its next tick
-    try:
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
-    finally:
-        await server.shutdown(sockets=[socket])
 
 
 @asynccontextmanager

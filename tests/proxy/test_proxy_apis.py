@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -201,9 +200,7 @@ def test_a_conversation_that_drops_its_own_history_is_recorded_call_by_call() ->
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    import sys
 
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tinymodel import make_tiny_model
 
     from leyden.models.embedded.engine import TransformersEngine
@@ -225,12 +222,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reasoning_parser_loses_no_ids(tiny: Any, path: str, stream: bool) -> None:
     """Thoughts are shown apart from the answer, and the ids are all that was sampled: vLLM 28246."""
-    from clients import desk, serving
+    from asgi import serving
+    from desk import desk
 
     from leyden.models.embedded.server import create_app
 
     async def test() -> None:
-        async with serving(create_app(tiny, "tiny")) as url, desk(url, "tiny") as at, httpx.AsyncClient() as client:
+        async with serving(create_app(tiny, "tiny")) as url, desk(f"{url}/v1", "tiny") as at, httpx.AsyncClient() as client:
             body = {"model": "policy", **FORMS[path], "stream": stream, "seed": 1}
             body["max_output_tokens" if path == "/responses" else "max_tokens"] = 12
             reply = await client.post(f"{at.proxy.base_url}{path}", json=body, headers={"x-api-key": at.lease.key})

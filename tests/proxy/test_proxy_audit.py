@@ -8,7 +8,8 @@ import math
 from typing import Any
 
 import pytest
-from proxy_room import PROMPT_IDS, Room, Sample, entry, in_room, serving
+from asgi import serving
+from proxy_room import PROMPT_IDS, Room, Sample, entry, in_room
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response

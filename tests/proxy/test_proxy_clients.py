@@ -9,8 +9,9 @@ from typing import Any
 
 import openai
 import pytest
+from asgi import serving
 from openai import AsyncOpenAI
-from proxy_room import CALCULATOR, Room, Sample, in_room, serving
+from proxy_room import CALCULATOR, Room, Sample, in_room
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response

@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from clients import CASES, desk, run
+from clients import CASES, run
+from desk import desk
 from tinymodel import make_tiny_model
 
 from leyden.process import reserve_port
 from leyden.runners.dry_run import adev
 from leyden.types import LLM
-
-pytestmark = pytest.mark.xdist_group("clients")  # one engine for all of them
 
 
 @pytest.fixture(scope="module")

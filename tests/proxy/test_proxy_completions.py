@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,9 +17,7 @@ from leyden.proxy.refusal import Refusal
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    import sys
 
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tinymodel import make_tiny_model
 
     from leyden.models.embedded.engine import TransformersEngine
@@ -31,12 +28,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def at_a_desk(tiny: Any, test: Any) -> None:
-    from clients import desk, serving
+    from asgi import serving
+    from desk import desk
 
     from leyden.models.embedded.server import create_app
 
     async def main() -> None:
-        async with serving(create_app(tiny, "tiny")) as url, desk(url, "tiny") as at, httpx.AsyncClient(timeout=60) as client:
+        async with serving(create_app(tiny, "tiny")) as url, desk(f"{url}/v1", "tiny") as at, httpx.AsyncClient(timeout=60) as client:
 
             async def ask(**body: Any) -> httpx.Response:
                 headers = {"authorization": f"Bearer {at.lease.key}"}

@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from asgi import serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from proxy_room import Room, entry, events, in_room, serving
+from proxy_room import Room, entry, events, in_room
 from template_engine import FAMILIES, Family, ScriptedEngine
 from templates import TOOL, measure, script
 from tinymodel import make_tokenizer

@@ -15,7 +15,8 @@ from typing import Any
 
 import openai
 import pytest
-from proxy_room import CALCULATOR, Room, in_room, serving
+from asgi import serving
+from proxy_room import CALCULATOR, Room, in_room
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse

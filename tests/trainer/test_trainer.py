@@ -208,7 +208,7 @@ def test_runners_end_after_their_share_and_the_algorithm_goes_on(own, tmp_path, 
         async def run(self, train_dataset=None, val_dataset=None):
             store = self.get_store()
             ids = [rollout.id for rollout in await store.enqueue([leyden.NewRollout(input=task) for task in train_dataset])]
-            while [worker for worker in await store.list_workers() if worker.stopped_at is None] or not await store.list_workers():
+            while not (workers := await store.list_workers()) or any(worker.stopped_at is None for worker in workers):
                 await asyncio.sleep(0.05)
             return [rollout.state for rollout in await store.list_rollouts(ids=ids)]
 

@@ -7,7 +7,6 @@ import pytest
 LONGEST = (
     "test_store_machine_postgres.py",
     "test_whole_loop.py",
-    "test_proxy_clients_matrix.py",
     "test_otlp_fuzz.py",
     "test_query_plans.py",
     "test_store_machine_sqlite.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leyden.audit import AuditCounts, CallAudit, Continuity, Finding
-from leyden.cli.printing import DEFAULT_STORE, LATEST, AsJson, StoreURL, find_rollout, print_json, print_table, say
+from leyden.cli.printing import DEFAULT_STORE, LATEST, AsJson, find_rollout, print_json, print_table, say
 from leyden.errors import NotFound
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ COLUMNS = (
 
 Target = Annotated[
     str,
-    typer.Argument(help="A run's id or directory, an eval's directory, or a rollout: its id, how it begins, or @latest.", metavar="OF"),
+    typer.Argument(
+        help="A run's id or directory, an eval's directory, or a rollout's id; also how an id begins. @latest: the latest run here, or the"
+        " latest rollout of the store that --store names.",
+        metavar="OF",
+    ),
 ]
 
 
@@ -41,7 +46,9 @@ def run(
     all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if any call is not clean.")] = False,
     runs: Annotated[Path, typer.Option("--runs", help="The directory of the runs.", metavar="DIR")] = Path("runs"),
-    store: StoreURL = DEFAULT_STORE,
+    store: Annotated[
+        str | None, typer.Option("--store", help=f"The store of a rollout; else LEYDEN_STORE's, or {DEFAULT_STORE}.", metavar="URL")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show of each call what it read and sampled, what its audit found, and how its prompt goes on with what was sampled before.
@@ -49,7 +56,8 @@ def run(
     clean: in the very ids. realigned: the same messages in other ids, with the first that differs marked in both texts. forked: the agent
     changed its history, and where. See docs/token-fidelity.md.
     """
-    found = asyncio.run(_read(target, attempt, runs, store))
+    here = None if store is not None and target == LATEST else runs
+    found = asyncio.run(_read(target, attempt, here, store or os.environ.get("LEYDEN_STORE", DEFAULT_STORE)))
     wanted = {Continuity.REALIGNED} if realigned else set()
     wanted |= {Continuity.FORKED} if forked else set()
     chosen = [call for call in found.calls if _is_asked_for(call, wanted, set(finding or ()))]
@@ -73,7 +81,7 @@ class _Found:
         self.calls, self.counts = calls, counts
 
 
-async def _read(target: str, attempt: int | None, runs: Path, url: str) -> _Found:
+async def _read(target: str, attempt: int | None, runs: Path | None, url: str) -> _Found:
     async with _store_of(target, runs, url) as (store, run_id):
         if run_id is None and await store.list_rollouts(run_id=target, limit=1):
             run_id = target
@@ -85,7 +93,7 @@ async def _read(target: str, attempt: int | None, runs: Path, url: str) -> _Foun
 
 
 @asynccontextmanager
-async def _store_of(target: str, runs: Path, url: str) -> AsyncIterator[tuple[Store, str | None]]:
+async def _store_of(target: str, runs: Path | None, url: str) -> AsyncIterator[tuple[Store, str | None]]:
     """The store that holds ``target``, and the run that is asked for: "" for all that is in it, None where it may be a rollout."""
     from leyden.algorithm.run_store import store_in
     from leyden.server.client import StoreClient
@@ -101,14 +109,14 @@ async def _store_of(target: str, runs: Path, url: str) -> AsyncIterator[tuple[St
             yield client, run_id
 
 
-def _directory(target: str, runs: Path) -> Path | None:
+def _directory(target: str, runs: Path | None) -> Path | None:
     """Of a run, or of an eval that has a store of its own."""
     from leyden.algorithm.sft.rundir import RunDir
 
     if (Path(target) / "config.json").is_file() or (Path(target) / "store.db").is_file():
         return Path(target)
     try:
-        return RunDir.find(runs, target).path if runs.is_dir() else None
+        return RunDir.find(runs, target).path if runs is not None and runs.is_dir() else None
     except NotFound:
         return None
 

@@ -88,6 +88,11 @@ def test_a_run_with_a_store_of_its_own_is_read_from_its_directory(room: Room, tm
     monkeypatch.chdir(tmp_path)
     assert len(room.leyden("tokens", "20260101").splitlines()) == 4
     assert len(room.leyden("tokens", str(directory)).splitlines()) == 4
+    # The latest here is the run's, unless a store is named.
+    (tmp_path / "runs" / "latest").symlink_to(directory.name)
+    filled(room)
+    assert len(room.leyden("tokens").splitlines()) == 4
+    assert len(room.about_store("tokens").splitlines()) == 1
     (directory / "config.json").unlink()  # an eval's directory: all that its store holds
     assert len(room.leyden("tokens", str(directory)).splitlines()) == 5
 

@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyden.proxy.answers import Reader
@@ -23,7 +22,7 @@ from leyden.types import AttemptBinding
 MAX_BODY = 16 * 2**20  # bytes
 
 
-def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
+def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Router:
     """``/v1/...`` with an attempt's key as bearer token or ``x-api-key``; ``/a/{key}/v1/...`` for agents that can set only a URL.
 
     ``/rollout/{rollout_id}/attempt/{attempt}/v1/...``, Agent-lightning's form, needs no key: who reaches the store could look it up.
@@ -36,17 +35,14 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
 
     def answer_in(api: Api) -> _Endpoint:
         async def answer(request: Request) -> ASGIApp:
-            try:
-                binding = await bind(request)
-                raw = await _read(request)
-                asked = api.parse(raw)
-            except Refusal as refusal:
-                return Response(api.refuse(refusal), refusal.status, refusal.headers)
+            binding = await bind(request)
+            raw = await _read(request)
+            asked = api.parse(raw)
             fingerprint = (binding.ref.rollout_id, binding.ref.attempt, hashlib.sha256(raw).digest())
             is_retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
             return Reader(calls.answer(api, asked, binding, fingerprint, is_retry))
 
-        return _Endpoint(answer)
+        return _Endpoint("POST", answer)
 
     async def list_models(request: Request) -> Response:
         await bind(request)
@@ -56,19 +52,26 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Starlette:
 
     routes: list[BaseRoute] = []
     for prefix in ("", "/a/{key}", "/rollout/{rollout_id}/attempt/{attempt:int}"):
-        routes += [Route(f"{prefix}/v1{api.path}", answer_in(api), methods=["POST"]) for api in APIS]
-        routes.append(Route(f"{prefix}/v1/models", list_models, methods=["GET"]))
-    return Starlette(routes=routes, exception_handlers={Refusal: _refuse, 404: _no_route, 405: _no_route, ClientDisconnect: _nobody})
+        routes += [Route(f"{prefix}/v1{api.path}", answer_in(api)) for api in APIS]
+        routes.append(Route(f"{prefix}/v1/models", _Endpoint("GET", list_models)))
+    return Router(routes, default=_Endpoint("", _no_route))
 
 
 class _Endpoint:
-    """As an application of its own, an endpoint is spared what Starlette wraps around functions: twice every message on its way out."""
+    """An application of its own: a ``Starlette`` would wrap every message on its way out four times."""
 
-    def __init__(self, answer: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+    def __init__(self, method: str, answer: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+        self._method = method
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._answer(Request(scope, receive, send))
+        request = Request(scope, receive, send)
+        try:
+            response = await (self._answer if request.method == self._method else _no_route)(request)
+        except Refusal as refusal:
+            response = Response(_form_of(request).refuse(refusal), refusal.status, refusal.headers)
+        except ClientDisconnect:  # while it sent its body: no one would read an answer
+            return
         await response(scope, receive, send)
 
 
@@ -98,18 +101,13 @@ async def _read(request: Request) -> bytes:
     return bytes(raw)
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return Response(_form_of(request).refuse(error), error.status, error.headers)
-
-
-async def _no_route(request: Request, _: Exception) -> Response:
+async def _no_route(request: Request) -> ASGIApp:
+    """Raises ``Refusal`` (404)."""
     path = _path(request)
     hint = f"it serves {', '.join(f'POST /v1{api.path}' for api in APIS)} and GET /v1/models"
     if path.startswith("v1/"):
         hint = "this client adds /v1 itself: its base URL is the endpoint without /v1"
-    refusal = Refusal(404, "unknown_url", f"the proxy does not serve {request.method} /v1/{path}", hint)
-    return Response(_form_of(request).refuse(refusal), refusal.status, refusal.headers)
+    raise Refusal(404, "unknown_url", f"the proxy does not serve {request.method} /v1/{path}", hint)
 
 
 def _path(request: Request) -> str:
@@ -121,7 +119,3 @@ def _form_of(request: Request) -> Api:
     """The form in which to answer: that of the API below whose path the URL lies, OpenAI's for any other."""
     path = f"/{_path(request).removeprefix('v1/')}/"
     return next((api for api in APIS if path.startswith(f"{api.path}/")), APIS[0])
-
-
-async def _nobody(_: Request, __: Exception) -> Response:
-    return Response(status_code=499)  # the client left while it sent its body: no one reads this

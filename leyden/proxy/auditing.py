@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leyden.audit import Audit, Continuity, Finding
+from leyden.audit import LOGPROB_FLOOR, Audit, Continuity, Finding
 from leyden.errors import LeydenError
 from leyden.proxy.continuity import Verdict, judge
 from leyden.proxy.deployments import Deployment, Dialect
@@ -18,7 +18,6 @@ from leyden.proxy.trails import Trails
 from leyden.types import Generation, LeaseRef
 
 FINISHED = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-FLOOR = -9999.0  # vLLM writes it for a log-probability that is minus infinity, or no number at all
 TEXTS = 8  # realigned calls of one attempt whose differences are told as text; of the others, the position
 
 
@@ -109,7 +108,7 @@ def _findings(prompt: list[int] | None, choice: Sampled, vocabulary: int | None,
         found.append(Finding.COUNT_MISMATCH)
     if choice.token_ids is not None and len(choice.logprobs or ()) != len(choice.token_ids):
         found.append(Finding.LOGPROBS_MISALIGNED)
-    if any(not math.isfinite(value) or value <= FLOOR for value in choice.logprobs or ()):
+    if choice.logprobs and not (all(map(math.isfinite, choice.logprobs)) and min(choice.logprobs) > LOGPROB_FLOOR):
         found.append(Finding.LOGPROBS_NOT_FINITE)
     if choice.finish_reason not in FINISHED:
         found.append(Finding.FINISH_UNKNOWN)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from secrets import token_hex
 from typing import Any, Literal
 
 from leyden.audit import Audit, Continuity
@@ -48,7 +48,7 @@ class _Choice:
         if (content := (part.get("logprobs") or {}).get("content")) is not None:
             self.logprobs = self.logprobs or []
             # What JSON cannot hold comes as null. It is no number, and spoils itself only.
-            self.logprobs.extend(math.nan if token["logprob"] is None else token["logprob"] for token in content)
+            self.logprobs += [math.nan if token["logprob"] is None else token["logprob"] for token in content]
         self.finish_reason = part.get("finish_reason") or self.finish_reason
 
     def add_delta(self, delta: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Capture:
         self._place: Place | None = None
         self._exactly: ExactUpstream | None = None
         self._audits: list[Audit] = []
-        self._call_id = f"call-{uuid.uuid4().hex}"
+        self._call_id = f"call-{token_hex(16)}"
         self._started_at = time.time_ns() // 1000
         self._started = time.monotonic()
         self._deployment: Deployment | None = None
@@ -157,7 +157,7 @@ class Capture:
         audits = self._audits if status == "ok" else []
         return [
             Generation(
-                id=f"gen-{uuid.uuid4().hex}",
+                id=f"gen-{token_hex(16)}",
                 call_id=self._call_id,
                 rollout_id=self._ref.rollout_id,
                 attempt=self._ref.attempt,

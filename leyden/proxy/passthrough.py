@@ -6,50 +6,38 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from typing import Any
 
-import aiohttp
 import orjson
-from yarl import URL
 
 from leyden.proxy import sse
 from leyden.proxy.asked import CHAT
+from leyden.proxy.connection import BrokenOff, Response
+from leyden.proxy.connections import Connections, NotConnected
 from leyden.proxy.deployments import Deployment
 from leyden.proxy.refusal import NotReached, Refusal, engine_gone
 
 # Seconds.
-CONNECT = 15.0  # a port where nobody listens refuses at once; this is for a machine that is away, or an event loop that was held up
 FIRST_BYTE = 600.0  # an engine may need as long for a whole unstreamed answer; OpenAI's SDKs wait no longer either
 IDLE = 300.0  # between two parts of a stream
 PROBE = 2.0
 FINISH = 5.0  # for what a server may still send after its last event
-KEEP_ALIVE = 4.0  # less than the 5 s after which uvicorn, and so vLLM, closes an idle connection: it may do so just as we send
-
-LARGE = 1 << 20  # bytes: aiohttp writes larger ones piece by piece, if they come as a file
-_NO_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
 
 
 class PassThrough:
     """Sends a body to a deployment as it is. Every failure is a ``Refusal``; leaving early closes the connection: the engine stops.
 
-    Make and close it in the event loop that uses it. Idle connections are kept for each address by itself.
+    Make and close it in the event loop that uses it.
     """
 
     def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),  # how many calls a deployment takes is for ``replicas``
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_NO_AUTO_HEADERS,
-            read_bufsize=1 << 20,
-            trust_env=False,  # or calls for a local engine would go through HTTP_PROXY, and .netrc passwords to it
-        )
+        self._connections = Connections()
         self._finishing: set[asyncio.Task[None]] = set()
 
     async def complete(self, deployment: Deployment, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
         with _named(deployment):
-            async with asyncio.timeout(min(FIRST_BYTE, deployment.timeout)), self._post(deployment, body, path) as response:
+            async with asyncio.timeout(min(FIRST_BYTE, deployment.timeout)):
+                response = await self._request(deployment, "POST", path, orjson.dumps(body))
                 raw = await response.read()
         _check_status(deployment, response, raw)
         return _parse(deployment, raw)
@@ -58,7 +46,8 @@ class PassThrough:
         until = asyncio.get_running_loop().time() + deployment.timeout
         with _named(deployment):
             async with asyncio.timeout(min(FIRST_BYTE, deployment.timeout)):
-                response = await self._post(deployment, body, path)
+                response = await self._request(deployment, "POST", path, orjson.dumps(body))
+                await response.begin()
             try:
                 if response.status != 200:
                     async with asyncio.timeout(IDLE):
@@ -69,7 +58,7 @@ class PassThrough:
                     yield _parse(deployment, data)
                 else:
                     return
-                if not response.content.at_eof():  # it goes back into the pool only when it was read to its end
+                if not response.ended:  # its connection can be used again only after its end
                     self._finish(response)
             except BaseException:
                 response.close()
@@ -89,32 +78,30 @@ class PassThrough:
     async def get(self, deployment: Deployment, path: str) -> dict[str, Any]:
         """What it says of itself."""
         with _named(deployment):
-            url = URL(f"{deployment.api_base}{path}")
-            async with self._session.get(url, headers=_headers(deployment), allow_redirects=False) as response:
-                raw = await response.read()
+            response = await self._request(deployment, "GET", path)
+            raw = await response.read()
         _check_status(deployment, response, raw)
         return _parse(deployment, raw)
 
     async def close(self) -> None:
         for task in self._finishing:
             task.cancel()
-        await self._session.close()
+        self._connections.close()
 
-    def _post(self, deployment: Deployment, body: dict[str, Any], path: str) -> Any:
-        raw = orjson.dumps(body)
-        return self._session.post(
-            URL(f"{deployment.api_base}{path}"),
-            data=raw if len(raw) < LARGE else BytesIO(raw),
-            headers=_headers(deployment),
-            allow_redirects=False,
-        )
+    async def _request(self, deployment: Deployment, method: str, path: str, body: bytes = b"") -> Response:
+        headers = {"content-type": "application/json", "authorization": f"Bearer {deployment.api_key or 'EMPTY'}"}
+        try:
+            return await self._connections.request(method, f"{deployment.api_base}{path}", headers, body)
+        except ValueError as error:
+            message = f"{deployment.model_name} at {deployment.api_base} cannot be asked: {error}"
+            raise Refusal(502, "upstream_broken", message, "check its api_base and api_key") from error
 
-    def _finish(self, response: aiohttp.ClientResponse) -> None:
+    def _finish(self, response: Response) -> None:
         async def read_to_the_end() -> None:
             try:
                 async with asyncio.timeout(FINISH):
                     await response.read()
-            except (TimeoutError, aiohttp.ClientError):
+            except (TimeoutError, BrokenOff):
                 response.close()
 
         task = asyncio.create_task(read_to_the_end())
@@ -122,17 +109,13 @@ class PassThrough:
         task.add_done_callback(self._finishing.discard)
 
 
-def _headers(deployment: Deployment) -> dict[str, str]:
-    return {"content-type": "application/json", "authorization": f"Bearer {deployment.api_key or 'EMPTY'}"}
-
-
-async def _parts(response: aiohttp.ClientResponse, until: float) -> AsyncIterator[bytes]:
+async def _parts(response: Response, until: float) -> AsyncIterator[bytes]:
     """What has come, as it comes. ``until``: the loop's time at which patience ends altogether."""
-    content, now = response.content, asyncio.get_running_loop().time
+    now = asyncio.get_running_loop().time
     patience = FIRST_BYTE
     while True:
         async with asyncio.timeout_at(min(now() + patience, until)):
-            part = await content.readany()
+            part = await response.read_some()
         if not part:
             return
         patience = IDLE
@@ -144,17 +127,15 @@ def _named(deployment: Deployment) -> Iterator[None]:
     where = f"{deployment.model_name} at {deployment.api_base}"
     try:
         yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise NotReached(f"cannot reach {where}: {error or type(error).__name__}") from error
+    except NotConnected as error:
+        raise NotReached(f"cannot reach {where}: {error}") from error
     except TimeoutError as error:
         raise Refusal(504, "upstream_timeout", f"{where} did not answer in time") from error
-    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:  # what a killed engine leaves of a call
-        raise engine_gone(f"{where} broke off: {error or type(error).__name__}") from error
-    except aiohttp.ClientError as error:
-        raise Refusal(502, "upstream_broken", f"the call to {where} failed: {error or type(error).__name__}") from error
+    except BrokenOff as error:  # what a killed engine leaves of a call
+        raise engine_gone(f"{where} broke off: {error}") from error
 
 
-def _check_status(deployment: Deployment, response: aiohttp.ClientResponse, raw: bytes) -> None:
+def _check_status(deployment: Deployment, response: Response, raw: bytes) -> None:
     status = response.status
     if status == 200:
         return

@@ -29,9 +29,6 @@ _SECRETS = (
     re.compile(rb"(?P<secret>sk-(?<![a-z0-9_-]sk-)(?=[a-z_-]*\d)[a-z0-9_-]{20,})"),
 )
 
-# One of them is in whatever a pattern finds: to look for them first costs a tenth.
-_WORDS = (b"authorization", b"api_key", b"api-key", b"apikey", b"bearer ", b"sk-")
-
 
 def encode(value: Any) -> bytes:
     """``value`` as compact JSON that ``decode`` gives back exactly; lone surrogates become U+FFFD.
@@ -76,7 +73,7 @@ def without_surrogates(value: Any) -> Any:
 def redact(data: bytes) -> bytes:
     """JSON bytes without the secrets people send by accident: Authorization headers, ``api_key`` fields, ``sk-…`` keys, bearer tokens."""
     lowered = data.lower()
-    if not any(word in lowered for word in _WORDS):
+    if not _may_hold_secrets(lowered):
         return data
     found = sorted((match.start("secret"), -match.end("secret")) for pattern in _SECRETS for match in pattern.finditer(lowered))
     if not found:
@@ -90,9 +87,23 @@ def redact(data: bytes) -> bytes:
     return b"".join([*parts, data[done:]])
 
 
+def _may_hold_secrets(lowered: bytes) -> bool:
+    """Whether there is one of the words that are in all that the patterns find. To ask first costs a tenth; a loop would double that."""
+    return (
+        b"sk-" in lowered
+        or b"bearer " in lowered
+        or b"authorization" in lowered
+        or b"api_key" in lowered
+        or b"api-key" in lowered
+        or b"apikey" in lowered
+    )
+
+
 def redact_text(text: str) -> str:
     """The same for text that stands alone, and perhaps is JSON itself; cleaned too."""
     text = clean_text(text)
+    if not _may_hold_secrets(text.lower().encode()):
+        return text
     encoded = encode(text)
     redacted = redact(encoded)
     return text if redacted is encoded else str(decode(redacted))

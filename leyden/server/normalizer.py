@@ -6,7 +6,7 @@ and the OpenAI Agents SDK's own export. The attributes are stored beside it: a b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from leyden.server.codec import redact_text
@@ -78,11 +78,14 @@ def normalize(name: str, attributes: Mapping[str, Any]) -> dict[str, str | int |
     if operation is None:
         kind = (_first(attributes, _KINDS, _text) or "").lower()
         operation = _OPERATIONS.get(kind, kind) or None
-    found: dict[str, str | int | None] = {"normalizer": NORMALIZER, "operation": operation}
-    for column, names in _NAMES.items():
-        found[column] = _first(attributes, names, _text)
-    for column, names in _COUNTS.items():
-        found[column] = _first(attributes, names, _count)
+    found: dict[str, str | int | None] = {**_NOTHING, "operation": operation}
+    places: dict[str, int] = {}
+    for attribute, value in attributes.items():
+        if (source := _SOURCES.get(attribute)) is None:
+            continue
+        column, place, read = source
+        if place < places.get(column, len(_SOURCES)) and (known := read(value)) is not None:
+            found[column], places[column] = known, place
     subject = _SUBJECTS.get(operation or "")
     if subject is not None and found[subject] is None:
         found[subject] = _first(attributes, _SUBJECT_NAMES, _text) or _text(name.removeprefix(f"{operation} "))
@@ -109,6 +112,17 @@ def _count(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def _sources() -> Iterator[tuple[str, tuple[str, int, Callable[[Any], str | int | None]]]]:
+    """Attributes by name: the column, the attribute's place among those that fill it, and how it is read."""
+    for columns, read in ((_NAMES, _text), (_COUNTS, _count)):
+        for column, names in columns.items():
+            yield from ((name, (column, place, read)) for place, name in enumerate(names))
+
+
+_SOURCES = dict(_sources())
+_NOTHING = {"normalizer": NORMALIZER, "operation": None, **dict.fromkeys((*_NAMES, *_COUNTS))}
 
 
 def _flat(prefix: str, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,8 @@ class Batch:
     size: int = 0  # bytes, about
 
     def add(self, row: dict[str, Any], pieces: Pieces) -> None:
-        self.size += ROW_BYTES + sum(len(value) for value in row.values() if isinstance(value, bytes))
-        self.size += sum(len(piece) for key, piece in pieces.items() if key not in self.pieces)
+        self.size += ROW_BYTES + sum([len(value) for value in row.values() if isinstance(value, bytes)])
+        self.size += sum([len(piece) for key, piece in pieces.items() if key not in self.pieces])
         self.rows.append(row)
         self.pieces |= pieces
 
@@ -138,6 +138,9 @@ def _generation_row(item: Generation, pieces: Pieces) -> dict[str, Any]:
     }
 
 
+_TOLD = ("expected", "found", "changed", "vocabulary")
+
+
 def _audit_columns(audit: Audit | None) -> dict[str, Any]:
     if audit is None:
         return dict.fromkeys(("findings", "continuity", "follows", "differs_at", "exact", "audit"))
@@ -147,5 +150,5 @@ def _audit_columns(audit: Audit | None) -> dict[str, Any]:
         "follows": audit.follows,
         "differs_at": audit.differs_at,
         "exact": audit.exact,
-        "audit": redact(encode(audit.model_dump(include={"expected", "found", "changed", "vocabulary"}, exclude_none=True))),
+        "audit": redact(encode({name: value for name in _TOLD if (value := getattr(audit, name)) is not None})),
     }

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from leyden.record import Id, Record
 
+LOGPROB_FLOOR = -9999.0  # vLLM writes it for a log-probability that is minus infinity, or no number at all
+
 
 class Finding(StrEnum):
     """What is wrong with what an engine said it sampled. A generation with any of these is not learnt from."""

@@ -92,11 +92,14 @@ class _Triplets(TokenAdapter[Triplet]):
     def make(self, call: TracedCall, reward: float | None) -> list[Triplet]:
         ids, said = call.ids, call.exchange
         assert ids is not None
+        answers = [said.answers] * len(ids.responses)
+        if said.answers and len(said.answers) == len(ids.responses):
+            answers = [[answer] for answer in said.answers]
         about = {"response_id": call.response_id or name_of(call), "checkpoint": call.span.attributes.get("leyden.checkpoint")}
         return [
             Triplet(
                 prompt={"token_ids": ids.prompt, "raw_content": said.asked},
-                response={"token_ids": response, "raw_content": said.answers, "logprobs": ids.logprobs[choice]},
+                response={"token_ids": response, "raw_content": answers[choice], "logprobs": ids.logprobs[choice]},
                 reward=reward,
                 metadata=about | {"agent_name": call.agent},
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from leyden.types import Triplet
@@ -12,7 +12,8 @@ from leyden.types import Triplet
 IGNORED = -100  # the label that cross-entropy skips
 WIDTH = 8  # bytes of an id while it is hashed
 
-_Key = tuple[int, bytes, float | None]  # of a conversation: its length, the hash of its ids, its reward
+_Common = tuple[float | None, str | None]  # what the calls of one row have in common: reward and checkpoint
+_Key = tuple[int, bytes, _Common]  # of a conversation; with its length, and the hash of its ids
 
 
 @dataclass
@@ -44,11 +45,28 @@ class Conversation:
 
 def follow(calls: Iterable[Triplet]) -> list[Conversation]:
     """One conversation for each line of an attempt, in the order they began: sub-agents, ``n > 1`` and a rewritten history fork; a next
-    turn goes on with the longest one that its prompt repeats. A change of reward starts one of its own.
+    turn goes on with the longest one that its prompt repeats. A change of reward or of checkpoint starts one of its own.
 
-    Time grows with the tokens of all prompts, whatever the number of conversations: a prompt is hashed once, and looked up at the
-    lengths that conversations have.
+    Time grows with the tokens of all prompts, whatever the number of conversations.
     """
+    calls = list(calls)
+    only = _follow_one(calls)
+    return _follow_many(calls) if only is None else [only] if only.calls else []
+
+
+def _follow_one(calls: Sequence[Triplet]) -> Conversation | None:
+    """The usual attempt, in a fraction of the time that hashing takes; None for one that forks."""
+    conversation = Conversation()
+    for call in calls:
+        so_far = conversation.input_ids
+        if call.prompt_ids[: len(so_far)] != so_far or _common(call) != _common(calls[0]):
+            return None
+        conversation.add(call)
+    return conversation
+
+
+def _follow_many(calls: Sequence[Triplet]) -> list[Conversation]:
+    """A prompt is hashed once, and looked up at the lengths that conversations have."""
     conversations: list[Conversation] = []
     known: dict[_Key, list[Conversation]] = {}
     for call in calls:
@@ -57,7 +75,7 @@ def follow(calls: Iterable[Triplet]) -> list[Conversation]:
         for length in sorted({length for length, *_ in known if length <= len(call.prompt_ids)}):
             hashed.update(prompt[done * WIDTH : length * WIDTH])
             done = length
-            key = (length, hashed.digest(), call.reward)
+            key = (length, hashed.digest(), _common(call))
             repeated = key if key in known else repeated
         hashed.update(prompt[done * WIDTH :])
         hashed.update(array("q", call.response_ids))
@@ -68,5 +86,9 @@ def follow(calls: Iterable[Triplet]) -> list[Conversation]:
             if not known[repeated]:
                 del known[repeated]
         conversation.add(call)
-        known.setdefault((conversation.ends[-1], hashed.digest(), call.reward), []).append(conversation)
+        known.setdefault((conversation.ends[-1], hashed.digest(), _common(call)), []).append(conversation)
     return conversations
+
+
+def _common(call: Triplet) -> _Common:
+    return call.reward, call.checkpoint

@@ -1,7 +1,7 @@
 """The quarantine of an iteration: every call that was collected and is in no row, by reference and with its reason.
 
-It lies beside the iteration's manifests, one JSON object a line, and the manifest of the collection names its digest. It holds no text and
-no tokens: what was said is in the store.
+It lies beside the iteration's manifests, one JSON object a line, and the manifest of the collection names its digest. What was said is in
+the store; a detail may quote a few characters of it, without secrets.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from leyden.algorithm.harvest import Harvest
 from leyden.algorithm.refusals import Quarantined
 from leyden.algorithm.sft.rundir import RunDir
+from leyden.environments.exports.pair import check_target
 from leyden.errors import NotFound, UsageError
 from leyden.files import disk_errors, sha256_of, write_atomically
 
@@ -74,6 +75,15 @@ def iterations(run: RunDir) -> list[int]:
     """Those that have a quarantine, in order."""
     manifests = (manifest for manifest in run.manifests() if manifest["step"] == STEP)
     return sorted(manifest["iteration"] for manifest in manifests if "quarantine" in manifest["outputs"])
+
+
+def check_output(path: Path, run: RunDir) -> None:
+    """Raise ``UsageError`` for what no file can be written to, and for what lies in the run: it stays as it is."""
+    if not path.name:
+        raise UsageError(f"{path} is a directory", "name a file in it")
+    check_target(path)
+    if path.resolve().is_relative_to(run.path.resolve()):
+        raise UsageError(f"{path} lies in the run, which stays as it is", "name a file elsewhere")
 
 
 def _parse(path: Path) -> list[Quarantined]:

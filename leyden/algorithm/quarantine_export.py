@@ -12,18 +12,15 @@ from leyden.algorithm.quarantine import Chosen
 from leyden.algorithm.refusals import Quarantined
 from leyden.algorithm.replay import read_attempts
 from leyden.algorithm.sft.collect import READ_BATCH, batches
-from leyden.environments.exports.pair import check_target
 from leyden.files import disk_errors, sync
 from leyden.server.interface import Store
 from leyden.types import Generation
 
 
 async def export_calls(store: Store, chosen: Chosen, path: Path, on_entry: Callable[[], None] = lambda: None) -> int:
-    """Write them to ``path``, whole or not at all; how many lines. A call that the store does not hold any more is a line without text.
-
-    Raises ``UsageError`` for a ``path`` that no file can have, ``DiskError``.
+    """Write them to ``path`` (see ``check_output``), whole or not at all; how many lines. A call that the store does not hold any more is a
+    line without text. Raises ``DiskError``.
     """
-    check_target(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     written = 0
     with disk_errors(path.parent):

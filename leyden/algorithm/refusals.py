@@ -10,7 +10,7 @@ from leyden.types import Id, Record
 
 
 class Refusal(StrEnum):
-    """The first that holds, in the order in which they are looked for: of a call, of its attempt, of the row it would have been in."""
+    """The first that holds: of a call's attempt, of the call, of the row it would have been in."""
 
     # A call.
     ERROR = "error"  # it failed

@@ -12,10 +12,10 @@ from typing import Any
 from leyden.algorithm.attribution import Attribution
 from leyden.algorithm.dataset import row_id, write_rows
 from leyden.algorithm.harvest import Harvest, Learner, harvest
-from leyden.algorithm.quarantine import STEP, Chosen
+from leyden.algorithm.quarantine import STEP, Chosen, check_output
 from leyden.algorithm.refusals import Quarantined, Refusal, by_reason
 from leyden.algorithm.rows import Row, RowsConfig
-from leyden.algorithm.sft.collect import READ_BATCH, batches
+from leyden.algorithm.sft.collect import READ_BATCH, batches, read_generations
 from leyden.algorithm.sft.rundir import RunDir
 from leyden.environments.exports.pair import KIND, LEFT, FilePair
 from leyden.errors import UsageError
@@ -129,20 +129,22 @@ async def read_attempts(store: Store, entries: Iterable[Quarantined]) -> tuple[l
     rewards: list[Reward] = []
     for number, ids in by_number.items():
         for batch in batches(list(ids), READ_BATCH):
-            generations += [one for one in await store.list_generations(batch, number) if not one.late]
+            generations += [one for one in await read_generations(store, batch, number) if not one.late]
             rewards += await store.list_rewards(batch, number)
     return generations, rewards
 
 
-def write_replay(path: Path, run: RunDir, replayed: Replay, settings: Mapping[str, Any]) -> bool:
-    """The released rows as a dataset with a sidecar: both whole, or, where nothing was released, neither (False).
-
-    Raises ``UsageError`` for a ``path`` that does not end in .arrow or lies in the run, ``DiskError``.
-    """
+def check_dataset(path: Path, run: RunDir) -> None:
+    """Raise ``UsageError`` for what ``check_output`` refuses, and for another ending than .arrow."""
+    check_output(path, run)
     if path.suffix != ".arrow":
         raise UsageError(f"{path} does not end in .arrow", f"for instance {path.with_suffix('.arrow')}")
-    if path.resolve().is_relative_to(run.path.resolve()):
-        raise UsageError(f"{path} lies in the run, which stays as it is", "name a file elsewhere")
+
+
+def write_replay(path: Path, run: RunDir, replayed: Replay, settings: Mapping[str, Any]) -> bool:
+    """The released rows as a dataset with a sidecar: both whole, or, where nothing was released, neither (False). ``path``: see
+    ``check_dataset``. Raises ``DiskError``.
+    """
     with disk_errors(path.parent), FilePair(path) as pair:
         if not replayed.released:
             if not pair.remove():

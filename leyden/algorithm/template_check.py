@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
 from leyden.errors import UsageError
 from leyden.models.reading import Reader
+from leyden.server.codec import redact_text
 from leyden.types import Generation, Triplet
 
 SHOWN = 40  # characters of each text in a sentence
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}  # others (thoughts) are shown to a template by some engines only
 _SHAPING = {
     "add_generation_prompt", "continue_final_message", "add_special_tokens", "documents", "reasoning_effort", "truncate_prompt_tokens",
+    "messages", "tools", "generation_prompt",
 }  # fmt: skip
 
 
@@ -39,17 +42,25 @@ class TemplateCheck:
             return None
         tools = generation.request.get("tools") or None
         try:
-            text = self._reader.render(messages, tools, **(generation.request.get("chat_template_kwargs") or {}))
+            text = self._render(messages, tools, generation.request.get("chat_template_kwargs") or {})
         except UsageError as error:
             return error.message
         if tools or any(message.get("tool_calls") for message in messages):
             return self._compare_ends(opening.prompt_ids, text, messages, tools)
         return self._compare(opening.prompt_ids, text)
 
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None, more: dict[str, Any]) -> str:
+        """Engines differ in what they hand a template: arguments as the text they came as or as objects, no content as null or as none."""
+        try:
+            return self._reader.render(messages, tools, **more)
+        except UsageError:
+            return self._reader.render([_with_objects(message) for message in messages], tools, **more)
+
     def _is_rendered(self, generation: Generation) -> bool:
         source = self._reader.source
         spliced = generation.audit is not None and generation.audit.exact and generation.audit.follows is not None
-        return source is not None and "strftime_now" not in source and not spliced and _SHAPING.isdisjoint(generation.sampling)
+        shaped = _SHAPING & {*generation.sampling, *(generation.request.get("chat_template_kwargs") or ())}
+        return source is not None and "strftime_now" not in source and not spliced and not shaped
 
     def _compare(self, found: list[int], text: str) -> str | None:
         expected = self._reader.ids(text)
@@ -76,5 +87,18 @@ def _is_plain(message: dict[str, Any]) -> bool:
     return told <= _FIELDS and isinstance(message.get("content"), str | None)
 
 
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM hands it to a template. Raises ``UsageError`` for arguments that are no JSON."""
+    try:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+            for call in message.get("tool_calls") or ()
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise UsageError("the arguments of a call are no JSON, and the chat template takes no text") from None
+    return message | {"content": message.get("content") or ""} | ({"tool_calls": calls} if calls else {})
+
+
 def _sentence(where: str, found: str, expected: str) -> str:
-    return f"{where} it reads {found[:SHOWN]!r}, and the checkpoint's template says {expected[:SHOWN]!r}"
+    found, expected = (redact_text(text[: 10 * SHOWN])[:SHOWN] for text in (found, expected))  # ids spell secrets out
+    return f"{where} it reads {found!r}, and the checkpoint's template says {expected!r}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from abc import abstractmethod
 from bisect import bisect_right
@@ -12,11 +11,13 @@ from typing import Any
 from leyden.algorithm.adapter import Adapter, Made
 from leyden.algorithm.attribution import END, Attribution, attribute
 from leyden.algorithm.refusals import Refusal
+from leyden.algorithm.traces.attributes import as_number
 from leyden.algorithm.traces.calls import TracedCall, find_calls
-from leyden.algorithm.triplets import by_position, out_of
+from leyden.algorithm.triplets import by_position, misfit, out_of
 from leyden.types import Reward, Span, Triplet
 
 NOBODY = "none"  # stands for the rollout of spans that name none
+_NAME = re.compile("[A-Za-z0-9_-]{1,56}")  # an id, with room for the number of a choice
 
 
 class TraceAdapter(Adapter[Span, Made]):
@@ -39,12 +40,13 @@ class TraceAdapter(Adapter[Span, Made]):
 
     def adapt(self, captured: Iterable[Span], rewards: Iterable[Reward] = ()) -> list[Made]:
         """Each attempt's in order of start. What has no reward has None."""
-        attempts: dict[tuple[str, int], list[Span]] = {}
-        for span in captured:
-            attempts.setdefault((span.rollout_id or NOBODY, span.attempt or 0), []).append(span)
+        attempts: dict[tuple[str, int], dict[tuple[str, str], Span]] = {}
+        for span in captured:  # the same one again is no second reward
+            attempts.setdefault((span.rollout_id or NOBODY, span.attempt or 0), {}).setdefault((span.trace_id, span.span_id), span)
         positioned = by_position(rewards, self.reward_name, self.source)
         made = []
-        for (rollout_id, attempt), spans in attempts.items():
+        for (rollout_id, attempt), own in attempts.items():
+            spans = list(own.values())
             calls = find_calls(spans)
             fit = []
             for call in calls:
@@ -80,11 +82,9 @@ class TraceAdapter(Adapter[Span, Made]):
         ends = [fit[i].end_ns for i in order]
         places = {name: bisect_right(ends, call.end_ns) for call in calls for name in (name_of(call), *(one.span_id for one in call.spans))}
         places |= {name_of(fit[i]): k for k, i in enumerate(order, 1)}
-        given = [
-            (bisect_right(ends, span.start_ns), value)
-            for span in sorted(spans, key=lambda span: span.start_ns)
-            if (value := self._reward_of(span)) is not None
-        ]
+        said = [(span, value) for span in sorted(spans, key=lambda span: span.start_ns) if (value := self._reward_of(span)) is not None]
+        self.unplaced_rewards += sum(span.late for span, _ in said)  # what is said under a lost lease changes nothing
+        given = [(bisect_right(ends, span.start_ns), value) for span, value in said if not span.late]
         at_end = positioned.get(END)
         told_twice = bool(given) and given[-1][1] == at_end  # as a span, and as what the attempt came to
         given += [(places.get(position, 0), value) for position, value in positioned.items() if position != END]
@@ -103,8 +103,7 @@ class TraceAdapter(Adapter[Span, Made]):
                 value = span.attributes.get(f"agentlightning.reward.{number}.value")
                 break
             number += 1
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return float(value) if is_number else None
+        return as_number(value)
 
 
 class TokenAdapter(TraceAdapter[Made]):
@@ -123,26 +122,21 @@ class TokenAdapter(TraceAdapter[Made]):
         ids = call.ids
         if ids is None:
             return Refusal.NO_IDS, None
-        for sampled in (ids.prompt, *ids.responses):
-            stranger = out_of(self.vocabulary, sampled) or (f"id {min(sampled)}" if sampled and min(sampled) < 0 else None)
-            if stranger:
-                return Refusal.OUT_OF_VOCABULARY, stranger
+        stranger = out_of(self.vocabulary, ids.prompt, *ids.responses)
+        if stranger is not None:
+            return Refusal.OUT_OF_VOCABULARY, stranger
         counted = next((span.output_tokens for span in call.spans if span.output_tokens is not None), None)
         if counted is not None and counted != (there := sum(map(len, ids.responses))):
             return Refusal.COUNT_MISMATCH, f"{there} ids, and {counted} tokens were counted"
-        for response, logprobs in zip(ids.responses, ids.logprobs, strict=True):
-            if logprobs is not None and len(logprobs) != len(response):
-                return Refusal.LOGPROBS_MISALIGNED, f"{len(logprobs)} for {len(response)} ids"
-            if logprobs is not None and not all(map(math.isfinite, logprobs)):
-                return Refusal.LOGPROBS_NOT_FINITE, None
-        return None
+        choices = zip(ids.responses, ids.logprobs, strict=True)
+        return next((found for one in choices if (found := misfit(*one)) is not None), None)
 
 
 class TraceToTriplets(TokenAdapter[Triplet]):
     """One triplet for each choice of a call."""
 
     def make(self, call: TracedCall, reward: float | None) -> list[Triplet]:
-        ids, name = call.ids, name_of(call)
+        ids, name, checkpoint = call.ids, name_of(call), call.span.attributes.get("leyden.checkpoint")
         assert ids is not None
         return [
             Triplet(
@@ -154,7 +148,7 @@ class TraceToTriplets(TokenAdapter[Triplet]):
                 rollout_id=call.span.rollout_id or NOBODY,
                 attempt=call.span.attempt or 0,
                 generation_id=choice_of(name, choice),
-                checkpoint=call.span.attributes.get("leyden.checkpoint"),
+                checkpoint=checkpoint if isinstance(checkpoint, str) else None,
             )
             for choice, response in enumerate(ids.responses)
         ]
@@ -163,7 +157,7 @@ class TraceToTriplets(TokenAdapter[Triplet]):
 def name_of(call: TracedCall) -> str:
     """The generation's id where the span tells it, else the span's own."""
     name = call.span.attributes.get("leyden.generation_id")
-    return name if isinstance(name, str) else call.span.span_id
+    return name if isinstance(name, str) and _NAME.fullmatch(name) else call.span.span_id
 
 
 def choice_of(name: str, choice: int) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from leyden.algorithm.adapter import Adapter
 from leyden.algorithm.attribution import Attribution, attribute, positions
 from leyden.algorithm.refusals import Refusal as Refusal
+from leyden.audit import LOGPROB_FLOOR
 from leyden.environments.scored import of_one_source
 from leyden.types import Generation, Reward, Triplet
 
 Attempt = tuple[str | None, int | None]  # rollout, number
+LARGEST = 1 << 31  # ids are 32-bit integers in a dataset
 
 
 class GenerationsToTriplets(Adapter[Generation, Triplet]):
@@ -68,8 +71,10 @@ class GenerationsToTriplets(Adapter[Generation, Triplet]):
             return Refusal(call.audit.findings[0]), ", ".join(call.audit.findings[1:]) or None
         if not call.prompt_token_ids or call.response_token_ids is None:
             return Refusal.NO_IDS, None
-        stranger = out_of(self.vocabulary, call.prompt_token_ids) or out_of(self.vocabulary, call.response_token_ids)
-        return (Refusal.OUT_OF_VOCABULARY, stranger) if stranger else None
+        stranger = out_of(self.vocabulary, call.prompt_token_ids, call.response_token_ids)
+        if stranger is not None:
+            return Refusal.OUT_OF_VOCABULARY, stranger
+        return misfit(call.response_token_ids, call.logprobs) if call.audit is None else None
 
 
 def by_position(rewards: Iterable[Reward], name: str, source: str | None) -> dict[Attempt, dict[str, float]]:
@@ -80,11 +85,22 @@ def by_position(rewards: Iterable[Reward], name: str, source: str | None) -> dic
     return found
 
 
-def out_of(vocabulary: int | None, ids: Sequence[int]) -> str | None:
-    """What is wrong with the least or the greatest of ``ids`` [T], for a person; None where all are known."""
-    if vocabulary is None or not ids or (min(ids) >= 0 and max(ids) < vocabulary):
+def out_of(vocabulary: int | None, *ids: Sequence[int]) -> str | None:
+    """Which of ``ids`` is none, for a person; None where all may be. Without a ``vocabulary`` any that a dataset can hold may."""
+    for some in ids:
+        least, most = min(some, default=0), max(some, default=0)
+        if least < 0 or most >= (vocabulary or LARGEST):
+            return f"id {least if least < 0 else most}" + (f" of a vocabulary of {vocabulary}" if vocabulary else "")
+    return None
+
+
+def misfit(response: Sequence[int], logprobs: Sequence[float] | None) -> tuple[Refusal, str | None] | None:
+    """What an audit would have found of log-probabilities [R] of ``response`` [R], of a call that had none."""
+    if logprobs is None:
         return None
-    return f"id {min(ids) if min(ids) < 0 else max(ids)} of a vocabulary of {vocabulary}"
+    if len(logprobs) != len(response):
+        return Refusal.LOGPROBS_MISALIGNED, f"{len(logprobs)} for {len(response)} ids"
+    return (Refusal.LOGPROBS_NOT_FINITE, None) if any(not isfinite(one) or one <= LOGPROB_FLOOR for one in logprobs) else None
 
 
 def _triplet(call: Generation, reward: float | None) -> Triplet:

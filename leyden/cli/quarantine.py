@@ -58,9 +58,11 @@ def list_(
     directory = RunDir.find(runs, run)
     found = _read(directory, iteration, reason)
     if export is not None:
+        from leyden.algorithm.quarantine import check_output
         from leyden.algorithm.quarantine_export import export_calls
         from leyden.cli.progress import Progress
 
+        check_output(export, directory)
         progress = Progress("attempts written")
         written = _with_store(directory, store, lambda opened: export_calls(opened, found, export, progress.step))
         say(f"{written} calls to {export}")
@@ -104,11 +106,13 @@ def replay(
 
     Nothing in the run changes. stdout gets the rows: iteration, row, rollout, attempt, calls, tokens, why they were in quarantine.
     """
+    from leyden.algorithm.replay import check_dataset, write_replay
     from leyden.algorithm.replay import replay as again
-    from leyden.algorithm.replay import write_replay
     from leyden.algorithm.sft.rundir import RunDir
 
     directory = RunDir.find(runs, run)
+    if output is not None:
+        check_dataset(output, directory)
     found = _read(directory, iteration, reason)
     ways = {"max_tokens": max_tokens, "truncate": _truncate(truncate), "keep_truncated": keep_truncated or None}
     rows = _given(ways | {"any_template": any_template or None})

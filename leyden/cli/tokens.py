@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ import typer
 
 from leyden.audit import AuditCounts, CallAudit, Continuity, Finding
 from leyden.cli.printing import DEFAULT_STORE, LATEST, AsJson, find_rollout, print_json, print_table, say
-from leyden.errors import NotFound
+from leyden.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from leyden.server.interface import Store
@@ -47,7 +46,8 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if any call is not clean.")] = False,
     runs: Annotated[Path, typer.Option("--runs", help="The directory of the runs.", metavar="DIR")] = Path("runs"),
     store: Annotated[
-        str | None, typer.Option("--store", help=f"The store of a rollout; else LEYDEN_STORE's, or {DEFAULT_STORE}.", metavar="URL")
+        str | None,
+        typer.Option("--store", help=f"The store; else a run's own, and of a rollout LEYDEN_STORE's or {DEFAULT_STORE}.", metavar="URL"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,56 +57,62 @@ def run(
     changed its history, and where. See docs/token-fidelity.md.
     """
     here = None if store is not None and target == LATEST else runs
-    found = asyncio.run(_read(target, attempt, here, store or os.environ.get("LEYDEN_STORE", DEFAULT_STORE)))
     wanted = {Continuity.REALIGNED} if realigned else set()
     wanted |= {Continuity.FORKED} if forked else set()
-    chosen = [call for call in found.calls if _is_asked_for(call, wanted, set(finding or ()))]
-    more = not all_ and len(chosen) > limit
-    chosen = chosen[:limit] if more else chosen
-    clean = found.counts.clean
+    most = None if all_ else limit
+    counts, chosen = asyncio.run(_read(target, attempt, here, store, lambda call: _is_asked_for(call, wanted, set(finding or ())), most))
+    more = most is not None and len(chosen) > most
+    chosen = chosen[:most]
     if as_json:
         calls = [call.model_dump(mode="json") for call in chosen]
-        print_json(counts=found.counts.model_dump(mode="json"), clean=clean, calls=calls, more=more)
+        print_json(counts=counts.model_dump(mode="json"), clean=counts.clean, calls=calls, more=more)
     else:
         print_table(COLUMNS, [_row(call) for call in chosen])
         if more:
             say(f"the first {limit}; see more with --limit N or --all")
-        say(str(found.counts))
-    if check and not clean:
+        say(str(counts))
+    if check and not counts.clean:
         raise typer.Exit(1)
 
 
-class _Found:
-    def __init__(self, calls: list[CallAudit], counts: AuditCounts) -> None:
-        self.calls, self.counts = calls, counts
-
-
-async def _read(target: str, attempt: int | None, runs: Path | None, url: str) -> _Found:
+async def _read(
+    target: str, attempt: int | None, runs: Path | None, url: str | None, is_asked_for: Callable[[CallAudit], bool], most: int | None
+) -> tuple[AuditCounts, list[CallAudit]]:
+    """The counts of all calls; and those that are asked for, no more than it takes to see whether there are over ``most``."""
     async with _store_of(target, runs, url) as (store, run_id):
         if run_id is None and await store.list_rollouts(run_id=target, limit=1):
             run_id = target
-        if run_id is not None:
-            calls = [call async for page in _pages(store, run_id or None) for call in page]
-            return _Found(calls, await store.count_audits(run_id or None))
-        calls = await store.list_audits([await find_rollout(store, target)], attempt)  # type: ignore[arg-type]
-        return _Found(calls, _counted(calls))
+        if run_id is None:
+            calls = await store.list_audits([await find_rollout(store, target)], attempt)  # type: ignore[arg-type]
+            return _counted(calls), [call for call in calls if is_asked_for(call)]
+        if attempt is not None:
+            raise UsageError(f"{target} is no rollout, and --attempt is of one", "leave it out, or name a rollout")
+        chosen: list[CallAudit] = []
+        async for page in _pages(store, run_id or None):
+            chosen += filter(is_asked_for, page)
+            if most is not None and len(chosen) > most:
+                break
+        return await store.count_audits(run_id or None), chosen
 
 
 @asynccontextmanager
-async def _store_of(target: str, runs: Path | None, url: str) -> AsyncIterator[tuple[Store, str | None]]:
+async def _store_of(target: str, runs: Path | None, url: str | None) -> AsyncIterator[tuple[Store, str | None]]:
     """The store that holds ``target``, and the run that is asked for: "" for all that is in it, None where it may be a rollout."""
-    from leyden.algorithm.run_store import store_in
+    from leyden.algorithm.run_store import store_in, store_of_run
+    from leyden.algorithm.sft.rundir import RunDir
     from leyden.server.client import StoreClient
 
     directory = _directory(target, runs)
-    config = None if directory is None else _config_of(directory)
-    run_id = None if directory is None else "" if config is None else directory.resolve().name
-    if directory is not None and (directory / "store.db").is_file():
-        async with store_in(directory) as store:
-            yield store, run_id
+    if directory is None:
+        async with StoreClient(url or os.environ.get("LEYDEN_STORE", DEFAULT_STORE)) as client:
+            yield client, None
+    elif (directory / "config.json").is_file():
+        run = RunDir(directory.resolve())
+        async with store_of_run(run, url) as store:
+            yield store, run.id
     else:
-        async with StoreClient((config or {}).get("store") or url) as client:
-            yield client, run_id
+        async with store_in(directory) as store:
+            yield store, ""
 
 
 def _directory(target: str, runs: Path | None) -> Path | None:
@@ -119,12 +125,6 @@ def _directory(target: str, runs: Path | None) -> Path | None:
         return RunDir.find(runs, target).path if runs is not None and runs.is_dir() else None
     except NotFound:
         return None
-
-
-def _config_of(directory: Path) -> dict[str, Any] | None:
-    """A run's; an eval has none."""
-    path = directory / "config.json"
-    return dict(json.loads(path.read_text())) if path.is_file() else None
 
 
 async def _pages(store: Store, run_id: str | None) -> AsyncIterator[list[CallAudit]]:
@@ -167,9 +167,10 @@ def _row(call: CallAudit) -> Sequence[Any]:
     read = (call.prompt_tokens, call.completion_tokens, call.finish_reason if call.status == "ok" else call.status)
     if audit is None:
         return (*where, *read, "late" if call.late else "", "", "", "", "")
-    exact = " (exact)" if audit.exact else ""
+    marks = ", ".join(name for name, there in (("exact", audit.exact), ("late", call.late)) if there)
     told = (visible(audit.changed, 2 * SHOWN) or visible(audit.expected), visible(audit.found))
-    return (*where, *read, f"{audit.continuity or '?'}{exact}", ", ".join(audit.findings), audit.differs_at, *told)
+    continuity = f"{audit.continuity or '?'}{f' ({marks})' if marks else ''}"
+    return (*where, *read, continuity, ", ".join(audit.findings), audit.differs_at, *told)
 
 
 def visible(text: str | None, most: int = SHOWN) -> str:

@@ -58,6 +58,27 @@ def test_ids_that_the_model_does_not_know_are_refused(ids):
     assert len(GenerationsToTriplets(vocabulary=101).adapt([generation("g", prompt_token_ids=[1, 100])])) == 1
 
 
+def test_ids_that_no_model_can_have_are_refused_though_nobody_knows_the_vocabulary():
+    for odd in (-1, 1 << 31):
+        adapter = GenerationsToTriplets()
+        assert adapter.adapt([generation("g", response_token_ids=[odd])]) == [] and adapter.refused == {Refusal.OUT_OF_VOCABULARY: 1}
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "reason"),
+    [
+        ([-0.1], Refusal.LOGPROBS_MISALIGNED),
+        ([-0.1, float("nan")], Refusal.LOGPROBS_NOT_FINITE),
+        ([-0.1, -9999.0], Refusal.LOGPROBS_NOT_FINITE),
+    ],
+)
+def test_a_call_that_nobody_audited_is_looked_at_when_it_is_learnt_from(logprobs, reason):
+    """One log-probability too few would move all that follow it in the row."""
+    adapter = GenerationsToTriplets()
+    assert adapter.adapt([generation("g", logprobs=logprobs)]) == [] and adapter.refused == {reason: 1}
+    assert len(GenerationsToTriplets().adapt([generation("g", logprobs=[-0.1, -0.2])])) == 1
+
+
 def test_what_another_model_said_is_not_learnt_from():
     adapter = GenerationsToTriplets(checkpoint="version_1")
     calls = [generation("own"), generation("judge", checkpoint=None, model="judge"), generation("old", checkpoint="version_0")]

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,8 +10,8 @@ EOS = 2
 NEWLINE = 10
 
 
-def triplet(name, prompt, response, reward=1.0, rollout="r1", attempt=1, finish="stop"):
-    ids = {"rollout_id": rollout, "attempt": attempt, "generation_id": name}
+def triplet(name, prompt, response, reward=1.0, rollout="r1", attempt=1, finish="stop", checkpoint=None):
+    ids = {"rollout_id": rollout, "attempt": attempt, "generation_id": name, "checkpoint": checkpoint}
     return Triplet(prompt_ids=prompt, response_ids=response, reward=reward, finish_reason=finish, **ids)
 
 
@@ -55,6 +56,13 @@ def test_a_turn_continues_the_longest_conversation_it_repeats():
 def test_a_change_of_reward_keeps_rows_apart():
     rows, _ = build([triplet("a", [5], [8, EOS], reward=0.0), triplet("b", [5, 8, EOS, NEWLINE], [7, EOS], reward=1.0)])
     assert [(row.generation_ids, row.reward) for row in rows] == [(("a",), 0.0), (("b",), 1.0)]
+
+
+def test_what_two_checkpoints_said_is_never_one_row():
+    """A row names one: the other's tokens would count as its own."""
+    own, other = triplet("a", [5], [8, EOS], checkpoint="v1"), triplet("b", [5, 8, EOS, NEWLINE], [7, EOS], checkpoint="v0")
+    rows, report = build([own, other, triplet("c", [5, 8, EOS, 30], [9, EOS], checkpoint="v1")])
+    assert [(row.generation_ids, row.checkpoint) for row in rows] == [(("a", "c"), "v1"), (("b",), "v0")] and report.forks == 1
 
 
 def test_attempts_never_merge():
@@ -132,6 +140,16 @@ def test_two_hundred_turns_are_one_row():
     (row,), report = build(turns(200), max_tokens=10_000)
     assert len(row.generation_ids) == 200 and row.sampled_tokens == 600
     assert report.tokens_saved == sum(len(c.prompt_ids) + 3 for c in turns(200)) - len(row.input_ids)
+
+
+def test_a_conversation_that_never_forks_is_not_hashed(monkeypatch):
+    import leyden.algorithm.conversations as conversations
+
+    monkeypatch.delattr(conversations.hashlib, "blake2b")
+    (conversation,) = conversations.follow(turns(20))
+    assert len(conversation.calls) == 20
+    with pytest.raises(AttributeError):
+        conversations.follow([*turns(2), triplet("fork", [9], [9, EOS])])
 
 
 def test_the_work_grows_with_the_tokens_and_not_with_the_number_of_conversations(monkeypatch):
@@ -279,8 +297,6 @@ def test_prompts_are_never_labelled():
 
 def test_rows_of_any_lengths_become_a_dataset_without_ragged_columns(tmp_path):
     """unsloth 2270, 2154, 1017."""
-    import pytest
-
     pytest.importorskip("pyarrow")
     from leyden.algorithm.dataset import read_rows, write_rows
 

@@ -127,6 +127,34 @@ def test_a_template_that_refuses_the_messages_cannot_have_made_the_prompt(direct
     assert "no system here" in (check(tmp_path, asked(rendered(served, [USER]), [USER])) or "")
 
 
+def test_what_a_mismatch_quotes_holds_no_secret(directory, served):
+    """The ids spell out what was taken from the text before it was stored."""
+    key = "sk-" + "a1B2" * 8
+    ids = [*served.encode(f"{key} is it", add_special_tokens=False), *rendered(served, [USER])]
+    found = check(directory, asked(ids, [USER]))
+    assert key[:10] not in found and "[redacted]" in found
+
+
+ITEMS = CHAT_TEMPLATE.replace(
+    "function.arguments if function.arguments is string else function", "function.arguments | items | list or function"
+).replace("(message.content or '')", "message.content")
+
+
+def test_a_template_that_takes_arguments_as_objects_is_given_objects(directory, served, tmp_path):
+    """Engines parse them for it: Qwen3-Coder's goes through their items."""
+    assert ITEMS != CHAT_TEMPLATE
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(ITEMS)
+    messages = [USER, CALLED, RESULT]
+    ids = rendered(served, messages, [TOOL])
+    assert check(tmp_path, asked(ids, messages, [TOOL])) is None
+    silent = [USER, {**CALLED, "content": None}, RESULT]
+    assert check(tmp_path, asked(ids, silent, [TOOL])) is None
+    broken = [USER, {**CALLED, "tool_calls": [{**CALLED["tool_calls"][0], "function": {"name": "calculate", "arguments": "{"}}]}, RESULT]
+    assert "are no JSON" in (check(tmp_path, asked(ids, broken, [TOOL])) or "")
+
+
 @pytest.mark.parametrize(
     "generation",
     [
@@ -135,8 +163,9 @@ def test_a_template_that_refuses_the_messages_cannot_have_made_the_prompt(direct
         asked([9, 9], [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]),
         asked([9, 9], [USER, {"role": "assistant", "content": "46", "reasoning_content": "hm"}, USER]),
         asked([9, 9], [USER], sampling={"continue_final_message": True}),
+        asked([9, 9], [USER], request={"messages": [USER], "chat_template_kwargs": {"tools": [TOOL]}}),
     ],
-    ids=["put together from sampled ids", "completions", "pictures", "thoughts", "shaped by the request"],
+    ids=["put together from sampled ids", "completions", "pictures", "thoughts", "shaped by the request", "shaped by its template's names"],
 )
 def test_nothing_is_said_of_prompts_that_no_template_made_alone(directory, generation):
     assert check(directory, generation) is None

@@ -25,6 +25,15 @@ def test_every_convention_tells_the_same_conversation(attributes):
     assert chat.finish_reason == (None if attributes is RESPONSES else "tool_calls")
 
 
+def test_the_agents_sdks_own_export_is_read_too():
+    """Its spans of generations, as a processor that knows no convention passes them on; whole, or with their text as JSON."""
+    whole = {"type": "generation", "input": ASKED, "output": [ANSWER], "model": "m", "usage": {"input_tokens": 3, "output_tokens": 3}}
+    flat = {f"span_data.{name}": json.dumps(value) if isinstance(value, list) else value for name, value in whole.items()}
+    for attributes in ({"span_data": whole}, flat):
+        (chat,), _ = adapt([span(1, attributes)])
+        assert chat.messages == [*ASKED, ANSWER]
+
+
 def test_the_proxys_own_records_are_openais_messages_already():
     attributes = {
         "leyden.generation_id": "g1",

@@ -1,5 +1,6 @@
 """Traces to triplets: whoever traced it, a call is one triplet with the engine's own ids, or is refused by reason."""
 
+import json
 import random
 
 import pytest
@@ -66,6 +67,31 @@ def test_a_frameworks_view_of_a_call_and_its_retry_is_no_call_of_its_own():
     assert [(entry.reason, entry.detail) for entry in adapter.quarantined] == [("error", "429")]
 
 
+def test_views_of_a_view_are_the_same_call_however_deep():
+    """A framework's span around a client's, around a proxy's."""
+    frameworks = [span(n, {"openinference.span.kind": "LLM"}, parent=n - 1 or None, start=100 + n, end=900 - n) for n in (1, 2, 3)]
+    called = ids(4, parent=3, start=200, end=300)
+    retried = ids(5, response=[8, 2], parent=3, start=400, end=500)
+    assert [triplet.generation_id for triplet in adapt([*frameworks, called])[0]] == [called.span_id]
+    triplets, adapter = adapt([*frameworks, called, retried])
+    assert [triplet.generation_id for triplet in triplets] == [called.span_id, retried.span_id] and adapter.refused == {}
+
+
+def test_calls_in_each_other_with_answers_of_their_own_are_each_a_call():
+    """A span of a call that lasts until its tools have run, one of which asks the model."""
+    outer = ids(1, response=[3, 2], start=100, end=900)
+    inner = ids(2, response=[4, 2], parent=1, start=200, end=300)
+    named = [one.model_copy(update={"attributes": one.attributes | {"gen_ai.response.id": id}}) for one, id in ((outer, "a"), (inner, "b"))]
+    assert [triplet.response_ids for triplet in adapt(named)[0]] == [[3, 2], [4, 2]]
+
+
+def test_of_a_call_and_its_retry_the_frameworks_view_is_of_the_one_with_its_answer():
+    outer = span(1, {**OPENINFERENCE, "openinference.span.kind": "LLM"}, start=100, end=900)
+    failed = span(2, {"gen_ai.operation.name": "chat"}, parent=1, start=120, status="error", status_message="429")
+    triplets, adapter = adapt([outer, failed, span(3, GEN_AI, parent=1, start=400)])
+    assert [triplet.response_ids for triplet in triplets] == [[4, 5, 2]] and adapter.refused == {Refusal.ERROR: 1}
+
+
 def test_other_operations_are_no_calls():
     kinds = ({"gen_ai.operation.name": "embeddings"}, {"openinference.span.kind": "TOOL"}, {"traceloop.span.kind": "workflow"}, {})
     others = [span(number, attributes) for number, attributes in enumerate(kinds, 1)]
@@ -111,6 +137,24 @@ def test_what_the_proxys_audit_would_have_found_is_found_here():
         assert (triplets, dict(adapter.refused)) == ([], {reason: 1})
 
 
+@pytest.mark.parametrize("logprobs", [[-0.1, None], [-0.1, -9999.0], [-0.1, "x"], [-0.1, float("-inf")]])
+def test_a_log_probability_that_is_no_number_is_never_taken_for_none_at_all(logprobs):
+    attributes = {"prompt_token_ids": [1], "response_token_ids": [2, 3], "leyden.logprobs": logprobs}
+    assert adapt([span(1, attributes)])[1].refused == {Refusal.LOGPROBS_NOT_FINITE: 1}
+
+
+def test_ids_that_no_dataset_can_hold_are_refused_though_nobody_knows_the_vocabulary():
+    for odd in (-1, 1 << 31, 1 << 70):
+        triplets, adapter = adapt([ids(1, response=[odd])])
+        assert (triplets, [entry.detail for entry in adapter.quarantined]) == ([], [f"id {odd}"])
+
+
+def test_names_that_are_no_ids_cost_nothing_but_the_name():
+    odd = ids(1).attributes | {"leyden.generation_id": "a b", "leyden.checkpoint": 7}
+    (triplet,) = adapt([span(1, odd)])[0]
+    assert (triplet.generation_id, triplet.checkpoint) == (f"{1:016x}", None)
+
+
 def test_several_choices_are_a_triplet_each():
     choices = [
         COMPLETION["choices"][0],
@@ -120,6 +164,18 @@ def test_several_choices_are_a_triplet_each():
     first, second = adapt([span(1, attributes)])[0]
     assert (first.response_ids, second.response_ids, second.logprobs) == ([4, 5, 2], [6, 2], None)
     assert first.generation_id != second.generation_id
+
+
+def test_each_choice_ended_as_it_says_itself_and_none_as_the_first_did():
+    """A choice that stopped at its limit was taken for one that the model ended."""
+    other = {**COMPLETION["choices"][0], "index": 1, "token_ids": [6, 2], "finish_reason": "length", "logprobs": None}
+    choices = [COMPLETION["choices"][0], other]
+    litellm = {"llm.hosted_vllm.prompt_token_ids": "[1]", "llm.hosted_vllm.choices": str(choices)}
+    openinference = OPENINFERENCE | {"output.value": json.dumps(COMPLETION | {"choices": choices}), "llm.token_count.completion": 5}
+    for attributes in (litellm, openinference):
+        assert [triplet.finish_reason for triplet in adapt([span(1, attributes)])[0]] == ["tool_calls", "length"]
+    untold = {"leyden.prompt_token_ids": [1], "leyden.response_token_ids": [[4, 2], [5, 2]], "gen_ai.response.finish_reasons": ["stop"]}
+    assert [triplet.finish_reason for triplet in adapt([span(1, untold)])[0]] == ["stop", None]
 
 
 # -- rewards -----------------------------------------------------------------------------------------------------------------
@@ -140,6 +196,18 @@ def test_rewards_of_the_store_and_of_the_trace_are_told_once():
     assert [triplet.reward for triplet in triplets] == [1.25, 1.0, 1.0] and adapter.unplaced_rewards == 0
     on_second = Reward(value=0.5, position=calls[1].span_id, rollout_id="r", attempt=1)
     assert [one.reward for one in adapt(calls, [on_second, at_end])[0]] == [0.5, 0.5, 1.0]
+
+
+def test_a_reward_counts_once_however_often_its_span_comes():
+    spans = [ids(1), ids(2), reward(3, 0.5)]
+    triplets, adapter = adapt([*spans, *spans], attribution=Attribution(policy="first_occurrence"))
+    assert [triplet.reward for triplet in triplets] == [None, 0.5] and adapter.unplaced_rewards == 0
+
+
+def test_a_reward_under_a_lost_lease_changes_nothing_and_is_counted():
+    late = reward(3, 0.0, start=900).model_copy(update={"late": True})
+    triplets, adapter = adapt([ids(1), reward(2, 1.0, start=300), late])
+    assert [triplet.reward for triplet in triplets] == [1.0] and adapter.unplaced_rewards == 1
 
 
 def test_a_dimension_is_chosen_by_name():
@@ -175,23 +243,25 @@ def test_a_trace_becomes_rows_like_any_other_calls():
 
 names = st.sampled_from(
     [*OPENINFERENCE, *GEN_AI, *AGENTOPS, *LITELLM, *RESPONSES, "span_data", "input.value", "gen_ai.prompt", "gen_ai.prompt.0",
-     "agentlightning.reward.0.value", "agentlightning.reward.0.name", "llm.tools.0.tool", "leyden.prompt_token_ids"]
+     "agentlightning.reward.0.value", "agentlightning.reward.0.name", "llm.tools.0.tool", "leyden.prompt_token_ids", "leyden.generation_id",
+     "leyden.checkpoint", "leyden.logprobs"]
 )  # fmt: skip
 TEXTS = ["", "[", "[1, 2]", "{}", '{"role": 1}', '[{"type": "text"}]', "chat", "llm", "a text"]
 KEYS = ["role", "content", "type", "parts", "message", "tool_calls", "choices", "token_ids", "messages", "function", "arguments"]
 json_like = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.sampled_from(TEXTS),
+    st.none() | st.booleans() | st.integers(-3, 9) | st.just(10**400) | st.floats() | st.sampled_from(TEXTS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
     max_leaves=6,
 )
+parents = st.none() | st.integers(1, 5)  # circles too, and one that never arrived
 real = st.sampled_from([OPENINFERENCE, GEN_AI, AGENTOPS, TRACELOOP, LITELLM, RESPONSES, {}])
 
 
-@given(st.lists(st.tuples(real, st.dictionaries(names, json_like, max_size=4)), max_size=4))
+@given(st.lists(st.tuples(real, st.dictionaries(names, json_like, max_size=4), parents), max_size=4))
 def test_whatever_attributes_hold_no_adapter_fails(drawn):
     from leyden.algorithm.trace_messages import TraceToMessages
 
-    spans = [span(number, {**known, **odd}) for number, (known, odd) in enumerate(drawn, 1)]
+    spans = [span(number, {**known, **odd}, parent=parent) for number, (known, odd, parent) in enumerate(drawn, 1)]
     for adapter in (TraceToTriplets(), TraceToMessages()):
         made = adapter.adapt(spans)
         assert all(one.rollout_id == "r" for one in made)

@@ -10,8 +10,9 @@ import pytest
 from reading_room import Room
 from storekit import Kit, make_generation, task
 
-from leyden.audit import Audit, Continuity, Finding
+from leyden.audit import Audit, CallAudit, Continuity, Finding
 from leyden.cli.tokens import visible
+from leyden.server.client import StoreClient
 from leyden.server.sqlstore import SQLStore
 
 CLEAN = Audit(continuity=Continuity.CLEAN, follows="g1", vocabulary=512)
@@ -58,6 +59,19 @@ def test_a_run_is_shown_call_by_call_with_both_texts(room: Room) -> None:
     assert "4 calls, 1 new, 1 clean, 1 realigned, 1 forked, 1 with findings (count_mismatch 1)" in room.said
 
 
+def test_a_call_under_a_lost_lease_is_marked(room: Room) -> None:
+    async def work(kit: Kit) -> None:
+        await kit.store.enqueue([task(run_id="run-a")])
+        (lease,) = await kit.store.claim("w")
+        await kit.store.complete(lease.ref)
+        exact = CLEAN.model_copy(update={"exact": True})
+        await kit.store.add_generations(lease.ref, [make_generation(lease.ref, "after", audit=exact)])
+
+    room.do(work)
+    assert room.about_store("tokens", "run-a").split("\t")[6] == "clean (exact, late)"
+    assert "0 calls" in room.said and "1 late" in room.said
+
+
 def test_only_what_is_asked_for_is_shown(room: Room) -> None:
     filled(room)
     assert [line.split("\t")[2] for line in room.about_store("tokens", "run-a", "--realigned").splitlines()] == ["3"]
@@ -97,9 +111,45 @@ def test_a_run_with_a_store_of_its_own_is_read_from_its_directory(room: Room, tm
     assert len(room.leyden("tokens", str(directory)).splitlines()) == 5
 
 
+def test_no_more_is_read_than_is_shown(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(kit: Kit) -> None:
+        await kit.store.enqueue([task(run_id="run-b") for _ in range(6)])
+        for lease in await kit.store.claim("w", 6):
+            await kit.store.add_generations(lease.ref, [make_generation(lease.ref, lease.ref.rollout_id, audit=CLEAN)])
+
+    asked = []
+    real = StoreClient.list_audits
+
+    async def counted(self: StoreClient, ids: list[str], attempt: int | None = None) -> list[CallAudit]:
+        asked.extend(ids)
+        return await real(self, ids, attempt)
+
+    room.do(work)
+    monkeypatch.setattr("leyden.cli.tokens.PAGE", 1)
+    monkeypatch.setattr(StoreClient, "list_audits", counted)
+    assert len(room.about_store("tokens", "run-b", "--limit", "2").splitlines()) == 2
+    assert len(asked) == 3 and "the first 2" in room.said and "6 calls, 0 new, 6 clean" in room.said
+
+
+def test_a_store_that_is_named_is_asked_of_a_run_too_and_one_that_is_gone_is_said(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(room)
+    directory = tmp_path / "runs" / "run-a"
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert len(room.about_store("tokens", "run-a").splitlines()) == 4
+    room.leyden("tokens", "run-a", status=2)
+    assert "run run-a has no store any more" in room.said and "--store URL" in room.said
+
+
 def test_what_is_not_there_is_said(room: Room) -> None:
     room.about_store("tokens", "nothing", status=2)
     assert "no rollout nothing" in room.said
+    filled(room)
+    room.about_store("tokens", "run-a", "--attempt", "2", status=2)
+    assert "run-a is no rollout" in room.said
 
 
 def test_a_text_is_one_line_with_its_mark_in_sight() -> None:

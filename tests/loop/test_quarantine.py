@@ -162,16 +162,35 @@ def test_a_replay_may_also_leave_more_out(played, capsys):
     assert refused["released_calls"] == 0
 
 
-def test_what_cannot_be_asked_of_a_replay_is_said_in_two_lines(played, capsys, tmp_path):
+def test_what_cannot_be_asked_of_a_replay_is_said_in_two_lines_before_it_begins(played, capsys, tmp_path):
     inside = played.run.path / "again.arrow"
     for args, hint in (
         (("--reward-policy", "discount"), "did you mean discounted?"),
         (("--output", tmp_path / "rows.parquet"), "for instance"),
         (("--output", inside), "name a file elsewhere"),
+        (("--output", "."), "name a file in it"),
     ):
-        err = ask(played, capsys, "replay", *args, status=2)[1]
+        err = ask(played, capsys, "replay", *args, "--store", "http://127.0.0.1:1", status=2)[1]
         assert err.startswith("error: ") and hint in err
     assert not inside.exists()
+
+
+def test_an_export_replaces_nothing_of_the_run(played, capsys):
+    before = digests(played.run.path), (played.run.path / "store.db").stat().st_ino
+    for path in (played.run.path / "store.db", played.run.path / "iteration_1" / "quarantine.jsonl"):
+        assert "name a file elsewhere" in ask(played, capsys, "--export", path, status=2)[1]
+    assert "name a file in it" in ask(played, capsys, "--export", ".", status=2)[1]
+    assert (digests(played.run.path), (played.run.path / "store.db").stat().st_ino) == before
+
+
+def test_attempts_that_no_one_answer_can_hold_are_read_in_several(played, capsys, monkeypatch):
+    from leyden.server.operations import generations
+
+    whole = as_json(played, capsys, "replay", "--keep-truncated")
+    monkeypatch.setattr(generations, "MAX_ANSWER", 3000)
+    assert as_json(played, capsys, "replay", "--keep-truncated") == whole
+    monkeypatch.setattr(generations, "MAX_ANSWER", 10)
+    assert "hold more than" in ask(played, capsys, "replay", status=2)[1]
 
 
 def test_a_quarantine_that_was_changed_is_refused(played, capsys):

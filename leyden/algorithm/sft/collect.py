@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from leyden.algorithm.sft.report import Board, StepView, clock
 from leyden.environments.scored import of_one_source
-from leyden.errors import Conflict, Unavailable
+from leyden.errors import Conflict, TooLarge, Unavailable
 from leyden.server.interface import Store
 from leyden.types import Generation, NewRollout, Reward, Rollout, RolloutState
 
@@ -165,9 +165,20 @@ async def read_captured(store: Store, rollout_ids: Sequence[str]) -> tuple[list[
     generations: list[Generation] = []
     rewards: list[Reward] = []
     for ids in batches(rollout_ids, READ_BATCH):
-        generations += await store.list_generations(ids)
+        generations += await read_generations(store, ids)
         rewards += await store.list_rewards(ids)
     return generations, rewards
+
+
+async def read_generations(store: Store, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:
+    """Those of that attempt, or of each one's latest: as many at once as an answer of the store can hold."""
+    try:
+        return await store.list_generations(rollout_ids, attempt)
+    except TooLarge:
+        if len(rollout_ids) == 1:
+            raise
+    half = len(rollout_ids) // 2
+    return [one for some in (rollout_ids[:half], rollout_ids[half:]) for one in await read_generations(store, some, attempt)]
 
 
 def count_tokens(generations: Iterable[Generation]) -> Counter[str]:

@@ -172,7 +172,8 @@ class Phases:
                 "quarantine": write_quarantine(parts.run.path / f"iteration_{iteration}", crop),
             }
             failed = f", {collected.failed} failed" if collected.failed else ""
-            refused = "".join(f", {count} {reason}" for reason, count in (crop.report.refused | crop.calls_refused).items())
+            reasons = Counter(crop.report.refused) + Counter(crop.calls_refused)
+            refused = "".join(f", {count} {reason}" for reason, count in reasons.items())
             step.view.update(note=f"{passed} of {len(work)} passed, {len(collected.rows)} rows{refused}{failed}")
             parts.run.metric(iteration=iteration, step="collect", passed=passed, planned=len(work), **asdict(crop.report))
         return collected

@@ -51,6 +51,12 @@ def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_number(value: Any) -> float | None:
+    """None for what is none: a truth value, NaN, an infinity, an integer that no float holds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if is_number else None
+
+
 def first(attributes: Mapping[str, Any], *names: str) -> Any:
     """The value of the first name that has one."""
     return next((attributes[name] for name in names if attributes.get(name) is not None), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from leyden.algorithm.traces.attributes import first, parsed
@@ -54,30 +55,39 @@ class TracedCall:
 
     def finish(self, choice: int) -> str | None:
         """The finish reason of one choice; None where the trace does not say, which is not "stop"."""
-        own = self.exchange.finish
-        if choice < len(own) and own[choice]:
-            return own[choice]
-        stated = [parsed(first(span.attributes, "gen_ai.response.finish_reasons")) for span in self.spans]
-        listed = next((reasons for reasons in stated if isinstance(reasons, list) and choice < len(reasons)), None)
-        return finish(listed[choice] if listed else next((span.finish_reason for span in self.spans if span.finish_reason), None))
+        listed = [self.exchange.finish, self.ids.finish if self.ids else []]
+        listed += [parsed(first(span.attributes, "gen_ai.response.finish_reasons")) for span in self.spans]
+        own = (finish(reasons[choice]) for reasons in listed if isinstance(reasons, list) and choice < len(reasons))
+        of_first = (finish(span.finish_reason) for span in self.spans if choice == 0)
+        return next(filter(None, chain(own, of_first)), None)
 
 
 def find_calls(spans: Iterable[Span]) -> list[TracedCall]:
     """The calls among one attempt's spans, in order of start, whatever the order of the spans. A parent that is not there is no parent."""
     tree = _Tree(spans)
     calls = {span.span_id: _call(span, tree) for span in tree.spans if asks_a_model(span)}
+    depths = {id: sum(1 for _ in tree.above(id)) for id in calls}
     inside: dict[str, list[str]] = {}
-    for id in calls:
-        around = next((other.span_id for other in tree.above(id) if other.span_id in calls), None)
+    for id in sorted(calls, key=lambda id: depths[id], reverse=True):  # the inner ones first
+        left = _fold(calls, id, inside.pop(id, []))
+        # Only towards the root: parents that go round in a circle are as deep as one another.
+        around = next((other.span_id for other in tree.above(id) if depths.get(other.span_id, depths[id]) < depths[id]), None)
         if around is not None:
-            inside.setdefault(around, []).append(id)
-    for id in reversed([span.span_id for span in tree.spans]):  # the inner ones first
-        match inside.get(id, ()):
-            case [one]:  # a framework's view of the call it made
-                calls[one] = _merge(calls[one], calls.pop(id))
-            case [_, _, *_]:  # a framework's view of several, such as a call and its retry
-                calls.pop(id)
+            inside.setdefault(around, []).extend(left)
     return sorted(_by_response(calls.values()), key=lambda call: (call.start_ns, call.span.span_id))
+
+
+def _fold(calls: dict[str, TracedCall], id: str, inner: list[str]) -> list[str]:
+    """Take a call out of ``calls`` that is a framework's view of one in it, or of several; which are left of it and those."""
+    own = calls[id].response_id
+    same = [one for one in inner if own is not None and calls[one].response_id == own]
+    same = same or [one for one in inner if own is None or calls[one].response_id is None]
+    if not same:  # nothing in it, or calls with answers of their own
+        return [id, *inner]
+    view = calls.pop(id)
+    if len(same) == 1:
+        calls[same[0]] = _merge(calls[same[0]], view)
+    return inner  # a view of several, such as a call and its retry, tells nothing of one of them
 
 
 class _Tree:

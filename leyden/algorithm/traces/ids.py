@@ -6,23 +6,25 @@ JSON, with what vLLM returns for ``return_token_ids``), litellm's proxy (``llm.<
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from leyden.algorithm.traces.attributes import as_dict, dicts, first, parsed
+from leyden.algorithm.traces.attributes import as_dict, as_number, dicts, first, parsed
 
 _PROVIDER = re.compile(r"llm\.[\w-]+\.(prompt_token_ids|choices)")
 
 
 @dataclass(frozen=True)
 class Ids:
-    """``prompt`` [P]; of each choice its ``response`` [R] and, where there are any, ``logprobs`` [R]."""
+    """``prompt`` [P]; of each choice its ``response`` [R] and, as far as they were told, ``logprobs`` [R] and ``finish`` reason."""
 
     prompt: list[int]
     responses: list[list[int]]
     logprobs: list[list[float] | None]
+    finish: list[Any]
 
 
 def read_ids(attributes: Mapping[str, Any]) -> Ids | None:
@@ -46,7 +48,7 @@ def _own(attributes: Mapping[str, Any]) -> Ids | None:
     else:
         responses = [_integers(response)]
     logprobs = _numbers(first(attributes, "leyden.logprobs", "logprobs.content"))
-    return _complete(prompt, responses, [logprobs if len(responses) == 1 else None] * len(responses))
+    return _complete(prompt, responses, [logprobs if len(responses) == 1 else None] * len(responses), [None] * len(responses))
 
 
 def _of_answer(answer: Any) -> Ids | None:
@@ -55,12 +57,14 @@ def _of_answer(answer: Any) -> Ids | None:
     choices = dicts(answer.get("choices"))
     found = [_integers(first({**as_dict(choice.get("provider_specific_fields")), **choice}, "token_ids")) for choice in choices]
     logprobs = [_numbers(as_dict(choice.get("logprobs")).get("content")) for choice in choices]
-    return _complete(_integers(answer.get("prompt_token_ids")), found, logprobs)
+    return _complete(_integers(answer.get("prompt_token_ids")), found, logprobs, [choice.get("finish_reason") for choice in choices])
 
 
-def _complete(prompt: list[int] | None, responses: list[list[int] | None], logprobs: list[list[float] | None]) -> Ids | None:
+def _complete(
+    prompt: list[int] | None, responses: list[list[int] | None], logprobs: list[list[float] | None], finish: list[Any]
+) -> Ids | None:
     whole = [response for response in responses if response is not None]
-    return Ids(prompt, whole, logprobs) if prompt and whole and len(whole) == len(responses) else None
+    return Ids(prompt, whole, logprobs, finish) if prompt and whole and len(whole) == len(responses) else None
 
 
 def _integers(value: Any) -> list[int] | None:
@@ -70,10 +74,9 @@ def _integers(value: Any) -> list[int] | None:
 
 
 def _numbers(value: Any) -> list[float] | None:
-    """Of numbers, or of OpenAI's ``{"token", "logprob", …}``."""
+    """Of numbers, or of OpenAI's ``{"token", "logprob", …}``; NaN for each that is none."""
     value = parsed(value)
     if not isinstance(value, list) or not value:
         return None
     numbers = [item.get("logprob") if isinstance(item, dict) else item for item in value]
-    found = [float(number) for number in numbers if isinstance(number, int | float)]
-    return found if len(found) == len(numbers) else None
+    return [math.nan if (known := as_number(number)) is None else known for number in numbers]

@@ -21,7 +21,7 @@ def sidecar_of(path: Path) -> Path:
 
 def check_target(path: Path) -> None:
     """Raise ``UsageError`` for what a file cannot be renamed to: a directory, a device, a link (/dev/stdout is one)."""
-    for one in (path, sidecar_of(path)):
+    for one in (path, sidecar_of(path)) if path.name else (path,):  # "." and "/" have no name to put one beside
         if one.is_dir():
             raise UsageError(f"{one} is a directory", "name a file in it" if one == path else "name another file")
         if one.is_symlink() or (one.exists() and not one.is_file()):

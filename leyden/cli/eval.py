@@ -124,6 +124,8 @@ def _load(spec: str, timeout: float | None) -> Environment:
 
 def _evaluate(environment: Environment, asking: Asking) -> EnvironmentRunResult:
     """Raises ``Interrupted`` on Ctrl+C, having said what there is and how to go on."""
+    import uvloop
+
     from leyden.algorithm.sft.report import Board
     from leyden.cli.serving import served
     from leyden.environments.run import RunCancelled, drive
@@ -142,7 +144,7 @@ def _evaluate(environment: Environment, asking: Asking) -> EnvironmentRunResult:
                 raise
 
     try:
-        return asyncio.run(interruptible(go(), board, marker))
+        return uvloop.run(interruptible(go(), board, marker))
     finally:
         end_leftovers(marker)
 

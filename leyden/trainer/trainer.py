@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from leyden.algorithm.algorithm import Algorithm, Context, FastAlgorithm, as_list
 from leyden.algorithm.baseline import Baseline
 from leyden.algorithm.sft.algorithm import SFT
@@ -94,7 +96,7 @@ class Trainer:
         self.check(agent, train, val)
         marker = new_marker()
         try:
-            return asyncio.run(interruptible(self._run(agent, train, val, board, marker), board, marker))
+            return uvloop.run(interruptible(self._run(agent, train, val, board, marker), board, marker))
         finally:
             end_leftovers(marker)
 

@@ -14,7 +14,7 @@ from leyden.errors import UsageError
 from leyden.runners.emit import exception_attributes, flat, note
 from leyden.runners.operation import operation as operation
 from leyden.runners.rewards import Rewards, add_reward
-from leyden.runners.tracer import Recorder, current_recorder
+from leyden.runners.tracer import Recorder, current_recorder, jsonable
 from leyden.types import Span
 
 _last: WeakKeyDictionary[Recorder, dict[str, float]] = WeakKeyDictionary()
@@ -41,7 +41,7 @@ def emit_reward(
         raise UsageError("emit_reward() was called outside a rollout", "call it in an agent that a runner runs")
     numbers = {r.name: r.value for r in checked.values()}
     _last[recorder] = numbers | {"reward": next(iter(numbers.values()))}
-    return recorder.note(REWARD, reward_attributes(numbers) | dict(attributes or {}))
+    return recorder.note(REWARD, reward_attributes(numbers) | jsonable(dict(attributes or {})))
 
 
 def last_reward() -> dict[str, float] | None:
@@ -62,7 +62,7 @@ def emit_object(object: Any, attributes: Mapping[str, Any] | None = None) -> Spa
 
 def emit_annotation(annotation: Mapping[str, Any]) -> Span | None:
     """Names and values; nested ones are flattened with dots."""
-    return note(REWARD, flat(annotation))
+    return note(REWARD, flat(jsonable(dict(annotation))))
 
 
 def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | None = None) -> Span | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import count, takewhile
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -123,10 +124,11 @@ def in_order(spans: Iterable[ours.Span], generations: Iterable[Generation], rewa
     calls = [of_generation(generation) for generation in generations]
     told = {call.attributes[GENERATION_ID] for call in calls}
     traced = [Span.of(span) for span in spans if not told.intersection(span.attributes.get("leyden.generation_ids", ()))]
-    emitted = [pair for span in traced for pair in rewards_of(span)]
+    emitted = next(filter(None, map(rewards_of, reversed(traced))), [])  # the last ones are the attempt's, the first of them *the* reward
+    emitted += [("reward", value) for _, value in emitted[:1]]
     placed: dict[str, list[Span]] = {}
     for reward in rewards:
-        if (reward.name, reward.value) not in emitted[-1:]:
+        if (reward.name, reward.value) not in emitted:
             placed.setdefault(reward.position, []).append(of_reward(reward))
     ordered: list[Span] = []
     for span in sorted([*traced, *calls], key=lambda span: span.start_time or 0.0):
@@ -143,11 +145,10 @@ def reward_attributes(rewards: dict[str, float]) -> dict[str, Any]:
 
 
 def rewards_of(span: Span | ours.Span) -> list[tuple[str, float]]:
-    """Name and value of each reward a span carries, the primary one first."""
-    found: list[tuple[str, float]] = []
-    while (value := span.attributes.get(REWARD_VALUE.format(len(found)))) is not None:
-        found.append((span.attributes[REWARD_NAME.format(len(found))], float(value)))
-    return found
+    """Name and value of each reward a span carries, the primary one first. What is no name with a number, as others may send it, is none."""
+    values = takewhile(lambda value: value is not None, (span.attributes.get(REWARD_VALUE.format(n)) for n in count()))
+    named = [(span.attributes.get(REWARD_NAME.format(n)), value) for n, value in enumerate(values)]
+    return [(name, float(value)) for name, value in named if isinstance(name, str) and isinstance(value, int | float)]
 
 
 # -- readers, under the recipe's names ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ Fingerprint = tuple[str, int, bytes]
 
 
 class Answer:
-    """The answer to one call. Its writer calls ``whole``, or ``write`` and ``end``, or ``refuse``; readers see all of it."""
+    """The answer to one call. Its writer calls ``form`` and ``whole``, or ``write`` and ``end``, or ``refuse``; readers see all of it."""
 
     def __init__(self, api: Api, asked: Asked) -> None:
         self._api = api
@@ -44,9 +44,12 @@ class Answer:
         self._readers = 0
         self._changed = asyncio.Event()
 
-    def whole(self, response: dict[str, Any]) -> None:
-        """``response``: a ``chat.completion`` as the engine gave it."""
-        self._body(200, {"content-type": "application/json"}, self._api.whole(self._asked, response))
+    def form(self, response: dict[str, Any]) -> bytes:
+        """The body for ``whole``. ``response``: a ``chat.completion`` as the engine gave it."""
+        return self._api.whole(self._asked, response)
+
+    def whole(self, body: bytes) -> None:
+        self._body(200, {"content-type": "application/json"}, body)
 
     def write(self, part: bytes) -> None:
         """A part of a stream; its first one begins the answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,12 +13,14 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyden.proxy.answers import Reader
-from leyden.proxy.apis import APIS, Api
+from leyden.proxy.apis import APIS, MESSAGES, Api
 from leyden.proxy.bindings import AttemptName, Bindings
 from leyden.proxy.calls import Calls
 from leyden.proxy.model_table import ModelTable
 from leyden.proxy.refusal import Refusal
 from leyden.types import AttemptBinding
+
+log = logging.getLogger(__name__)
 
 MAX_BODY = 16 * 2**20  # bytes
 
@@ -44,6 +47,11 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Router:
 
         return _Endpoint("POST", answer)
 
+    async def count_tokens(request: Request) -> ASGIApp:
+        binding = await bind(request)
+        asked = MESSAGES.parse_count(await _read(request))
+        return JSONResponse({"input_tokens": await calls.counts.count(asked, binding)})
+
     async def list_models(request: Request) -> Response:
         await bind(request)
         models = [_model(deployment.model_name) for deployment in table.current]
@@ -53,6 +61,7 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Router:
     routes: list[BaseRoute] = []
     for prefix in ("", "/a/{key}", "/rollout/{rollout_id}/attempt/{attempt:int}"):
         routes += [Route(f"{prefix}/v1{api.path}", answer_in(api)) for api in APIS]
+        routes.append(Route(f"{prefix}/v1{MESSAGES.counts}", _Endpoint("POST", count_tokens)))
         routes.append(Route(f"{prefix}/v1/models", _Endpoint("GET", list_models)))
     return Router(routes, default=_Endpoint("", _no_route))
 
@@ -69,10 +78,17 @@ class _Endpoint:
         try:
             response = await (self._answer if request.method == self._method else _no_route)(request)
         except Refusal as refusal:
-            response = Response(_form_of(request).refuse(refusal), refusal.status, refusal.headers)
+            response = _refused(request, refusal)
         except ClientDisconnect:  # while it sent its body: no one would read an answer
             return
+        except Exception:  # whatever a request may hold, its sender gets an answer in its form
+            log.exception("a request to %s failed inside the proxy", _path(request))
+            response = _refused(request, Refusal(500, "internal_error", "the proxy failed on this request", "see its log"))
         await response(scope, receive, send)
+
+
+def _refused(request: Request, refusal: Refusal) -> Response:
+    return Response(_form_of(request).refuse(refusal), refusal.status, refusal.headers)
 
 
 def _model(name: str) -> dict[str, Any]:

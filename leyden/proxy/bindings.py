@@ -12,7 +12,7 @@ from leyden.proxy.refusal import Refusal
 from leyden.server.interface import Store
 from leyden.types import AttemptBinding
 
-MEMORY_SECONDS = 30.0  # how long a lost lease may go unnoticed here; the store's fence decides at the write
+MEMORY_SECONDS = 5.0  # how long a lost lease may go unnoticed here; the store's fence decides at the write
 MAX_KEYS = 4096
 
 

@@ -23,6 +23,7 @@ from leyden.proxy.passthrough import PassThrough
 from leyden.proxy.refusal import ENGINE_GONE, NotReached, Refusal
 from leyden.proxy.replicas import Replica, leading
 from leyden.proxy.text_upstream import TextUpstream
+from leyden.proxy.token_counts import TokenCounts
 from leyden.proxy.trails import Trails
 from leyden.server.interface import Store
 from leyden.types import AttemptBinding, LeaseRef
@@ -45,6 +46,7 @@ class Calls:
         self._counters = counters
         self._passthrough = PassThrough()
         self._text = TextUpstream(self._passthrough)
+        self.counts = TokenCounts(table, self._passthrough)
         self._facts = EngineFacts(self._passthrough)
         self._auditor = Auditor(Trails(store), self._facts)
         self._litellm = LiteLLMBridge()
@@ -133,9 +135,10 @@ class Calls:
         capture.add_response(response)
         if not capture.finished:
             raise Refusal(502, "upstream_broken", f"{deployment.model_name} answered without {asked.n} finished choices")
+        told = answer.form(response)  # before the commit: what cannot be told is an error, and recorded as one only
         answer.settling = True
         await self._commit(ref, capture)
-        answer.whole(response)
+        answer.whole(told)
 
     async def _stream(
         self, deployment: Deployment, body: dict[str, Any], asked: Asked, ref: LeaseRef, capture: Capture, answer: Answer
@@ -151,9 +154,10 @@ class Calls:
                     answer.write(shown)
         if not capture.finished:
             raise Refusal(502, "upstream_broken", f"{deployment.model_name} ended its stream before its last chunk")
+        held.append(answer.stream.end())  # before the commit, as above
         answer.settling = True
         await self._commit(ref, capture)
-        answer.write(b"".join((*held, answer.stream.end())))
+        answer.write(b"".join(held))
         answer.end()
 
     def _upstream(

@@ -26,7 +26,10 @@ _CONTENT = (
     "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call", "chat_template_kwargs",
     "prompt", "suffix",
 )  # fmt: skip
-_ENVELOPE = ("model", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "user", "metadata", "store")
+_ENVELOPE = (
+    "model", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "user", "metadata", "store", "service_tier",
+    "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+)  # fmt: skip
 
 
 @dataclass

@@ -78,7 +78,11 @@ class Deployment:
         if not re.match(ID_PATTERN, deployment_id):
             raise UsageError(f"{name}: model_info.id {deployment_id!r} is not an id", "use up to 64 letters, digits, _ and -")
         checkpoint = info.get("checkpoint")
-        exact, vocabulary = bool(info.get("exact")), info.get("vocab_size")
+        exact, vocabulary = info.get("exact") or False, info.get("vocab_size")
+        if not isinstance(exact, bool):
+            raise UsageError(f"{name}: model_info.exact is {exact!r}", "give true or false")
+        if vocabulary is not None and (isinstance(vocabulary, bool) or not isinstance(vocabulary, int) or vocabulary < 1):
+            raise UsageError(f"{name}: model_info.vocab_size is {vocabulary!r}", "give a whole number from 1, or leave it out")
         if exact and dialect is not Dialect.VLLM:
             raise UsageError(f"{name}: exact mode needs an engine that takes token ids", "serve the model with vLLM --enable-scale-out")
         return cls(

@@ -15,12 +15,13 @@ from leyden.proxy.passthrough import PassThrough
 from leyden.proxy.refusal import Refusal
 
 PATIENCE = 2.0  # seconds an audit waits for an answer; it is not worth a call's time
+AGAIN = 60.0  # seconds until an engine that did not answer is asked again
 
 log = logging.getLogger(__name__)
 
 
 class EngineFacts:
-    """Asked once for each deployment, while its first call is under way."""
+    """Asked once for each deployment, while its first call is under way; again after a while, where no answer came."""
 
     def __init__(self, passthrough: PassThrough) -> None:
         self._passthrough = passthrough
@@ -62,6 +63,7 @@ class EngineFacts:
                 listed = (await self._passthrough.get(deployment, "/models")).get("data") or ()
         except (TimeoutError, Refusal) as error:
             log.info("%s does not say which models it has: %s", deployment.model_name, error)
+            asyncio.get_running_loop().call_later(AGAIN, self._asked.pop, deployment.id, None)
             return None
         entry: dict[str, Any] = next((entry for entry in listed if entry.get("id") == deployment.upstream_model), {})
         found = entry.get("vocab_size")

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from leyden.proxy.deployments import Deployment
+from leyden.proxy.passthrough import FIRST_BYTE
 from leyden.proxy.refusal import Refusal, engine_gone
 
 # What an agent may pass on. litellm takes api_base, mock_response and the like from the same arguments: with those in its hands
@@ -44,8 +45,9 @@ class LiteLLMBridge:
             raise Refusal(400, "unsupported_parameter", message, param=min(unknown))
         litellm = await asyncio.to_thread(_load)
         target = {"api_base": deployment.api_base, "api_key": deployment.api_key, **deployment.options}
+        timeout = min(FIRST_BYTE, deployment.timeout)
         try:
-            return await litellm.acompletion(**body, **target, drop_params=True, num_retries=0, max_retries=0, timeout=600.0)
+            return await litellm.acompletion(**body, **target, drop_params=True, num_retries=0, max_retries=0, timeout=timeout)
         except Exception as error:  # litellm raises a family of classes of its own and of its providers
             raise _refusal(deployment, error) from error
 
@@ -66,17 +68,19 @@ def _plain(value: Any) -> Any:
 
 
 def _refusal(deployment: Deployment, error: Exception) -> Refusal:
-    if _broke_off(error):
+    if _caused_by(error, httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError, ConnectionError):
         return engine_gone(f"cannot reach {deployment.model_name}: {type(error).__name__}: {str(error)[:500]}")
+    if _caused_by(error, httpx.TimeoutException, TimeoutError):
+        return Refusal(504, "upstream_timeout", f"{deployment.model_name} did not answer in time")
     status = getattr(error, "status_code", None)
     message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
     return Refusal(status if isinstance(status, int) and 400 <= status < 600 else 502, "upstream_error", str(message)[:2000])
 
 
-def _broke_off(error: BaseException | None) -> bool:
-    """Whether nobody answered: litellm gives such errors many names, and status 500, but keeps what they came from."""
+def _caused_by(error: BaseException | None, *kinds: type[BaseException]) -> bool:
+    """Whether nobody answered, say: litellm gives such errors many names, and status 500, but keeps what they came from."""
     while error is not None:
-        if isinstance(error, httpx.NetworkError | httpx.ConnectTimeout | httpx.RemoteProtocolError | ConnectionError):
+        if isinstance(error, kinds):
             return True
         error = error.__cause__ or error.__context__
     return False

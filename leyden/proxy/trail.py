@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ Message = dict[str, Any]
 
 def plain(message: Mapping[str, Any]) -> Message:
     """What of a message counts when histories are compared: not the nulls, nor the form of a text, nor the thinking, which clients leave
-    out and templates drop. Arguments of tool calls count byte by byte."""
+    out and templates drop. Arguments of tool calls count by what their JSON says: PydanticAI, for one, writes them anew without spaces."""
     counted = {name: value for name, value in message.items() if name not in _IGNORED and value not in (None, "", [], {})}
     content = counted.get("content")
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict) and content[0].get("type") == "text":
@@ -41,7 +42,10 @@ def _plain_call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
-    return {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+    arguments: Any = function.get("arguments")
+    with suppress(ValueError):  # what is no JSON counts byte by byte
+        arguments = orjson.loads(arguments)
+    return {"id": call.get("id"), "name": function.get("name"), "arguments": arguments}
 
 
 def digest(message: Message) -> bytes:

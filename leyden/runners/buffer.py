@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from leyden.errors import InvalidRequest
-from leyden.runners.tracer import Item, LeftOut
+from leyden.runners.failures import describe
+from leyden.runners.tracer import Item, LeftOut, line_of
 from leyden.types import LeaseRef
 
 DELAY = 0.25  # seconds a span waits for others to go with it
 BATCH = 500  # spans of one request
 BATCH_BYTES = 1 << 20
-NOMINAL = 1024  # bytes that a span counts for until it is JSON, which is a moment later, or in the spool
 FULL = "the store was away, and there was no room for more"
 
 Lot = tuple[LeaseRef, list[bytes]]
@@ -88,10 +87,12 @@ class Buffer:
             while items and (not lines or size < BATCH_BYTES):
                 item = items.popleft()
                 try:
-                    lines.append(item if isinstance(item, bytes) else item())
-                    size += len(lines[-1])
-                except InvalidRequest as error:
-                    self.settle(ref, 1, [error.message])
+                    line = line_of(item)
+                except Exception as error:  # whoever made it: it costs no other span
+                    self.settle(ref, 1, [describe(error)])
+                else:
+                    lines.append(line)
+                    size += len(line)
             if items:
                 self._put_back(ref, items)
             if lines:
@@ -149,7 +150,7 @@ class Buffer:
                 if attempt.flushed is not None:
                     attempt.flushed.set_result(None)
                     attempt.flushed = None
-                if attempt.over:
+                if attempt.over or not attempt.refused.n:  # what comes after its attempt has ended leaves nothing behind either
                     del self._attempts[ref]
             return refused if attempt.over else ()
 
@@ -196,4 +197,4 @@ class Buffer:
 
 
 def _size(item: Item) -> int:
-    return len(item) if isinstance(item, bytes) else NOMINAL
+    return len(item) if isinstance(item, bytes) else item.size

@@ -22,22 +22,22 @@ logger = logging.getLogger("leyden.tracing")
 
 def emit_annotation(annotation: Mapping[str, Any]) -> Span | None:
     """Names and values about this moment of the attempt; nested ones are flattened with dots. None outside an attempt."""
-    return note(ANNOTATION, jsonable(flat(annotation)))
+    return note(ANNOTATION, flat(jsonable(dict(annotation))))
 
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None) -> Span | None:
     """A text. None outside an attempt."""
-    return note(MESSAGE, {f"{MESSAGE}.body": str(message), **jsonable(dict(attributes or {}))})
+    return note(MESSAGE, {f"{MESSAGE}.body": str(message), **(attributes or {})})
 
 
 def emit_object(value: Any, attributes: Mapping[str, Any] | None = None) -> Span | None:
     """A value of JSON, as it is now. None outside an attempt. Raises ``UsageError`` for what JSON has no form for."""
-    return note(OBJECT, {OBJECT: _checked(value), **jsonable(dict(attributes or {}))})
+    return note(OBJECT, {OBJECT: _checked(value), **(attributes or {})})
 
 
 def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | None = None) -> Span | None:
     """An exception that the agent has handled. None outside an attempt."""
-    return note(EXCEPTION, {**exception_attributes(exception), **jsonable(dict(attributes or {}))}, error=describe(exception))
+    return note(EXCEPTION, {**exception_attributes(exception), **(attributes or {})}, error=describe(exception))
 
 
 def note(name: str, attributes: Mapping[str, Any], error: str | None = None) -> Span | None:
@@ -46,7 +46,7 @@ def note(name: str, attributes: Mapping[str, Any], error: str | None = None) -> 
     if recorder is None:
         logger.debug("%s outside a rollout is kept nowhere", name)
         return None
-    return recorder.note(name, attributes, error)
+    return recorder.note(name, jsonable(dict(attributes)), error)
 
 
 def exception_attributes(exception: BaseException) -> dict[str, str]:

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from types import ModuleType
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
+from leyden.runners.failures import describe
 from leyden.runners.late import when_imported
-from leyden.runners.tracer import Recorder, begun, current_place, ended, gathering_recorder, owner_of
+from leyden.runners.tracer import Place, about, begun, ended, gathering_recorder, jsonable, outer_place
 
 SDK = "agents.tracing"
 SCOPE = "openai-agents"
@@ -92,41 +93,62 @@ def _provider_type() -> Any:
     return Provider
 
 
+class _Open(NamedTuple):
+    """A trace or a span of the SDK that has begun."""
+
+    own: Place
+    outer: Place | None  # the innermost span that other tracers had open then
+    parent_id: str
+    begun_ns: int
+
+
+def is_joined() -> bool:
+    """False: there is nothing of the SDK's to be inside of."""
+    return bool(_joined)
+
+
+def place_in(outer: Place | None) -> Place | None:
+    """The SDK's span that is open here, or else its trace, if that began in ``outer``: then it is inside of that, and not around it."""
+    module = sys.modules.get(SDK)
+    if not _joined or module is None:
+        return None
+    known: _Open | None = about(module.get_current_span() or module.get_current_trace())
+    return known.own if known is not None and known.outer == outer else None
+
+
 class ToRecorder:
     """A ``TracingProcessor`` (agents.tracing.processor_interface), without the import."""
 
-    def __init__(self) -> None:
-        self._begun: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # of each trace: when, and in which span
-
     def on_trace_start(self, trace: Any) -> None:
-        if (owner := gathering_recorder()) is not None:
-            begun(trace.trace_id, owner)
-            place = current_place()
-            parent_id = place.span_id if place is not None and place.trace_id == owner.trace_id else owner.root_id
-            self._begun[trace] = (time.time_ns(), parent_id)
+        _begin(trace, trace.trace_id, None)
 
     def on_trace_end(self, trace: Any) -> None:
-        owner, (start_ns, parent_id) = ended(trace.trace_id), self._begun.pop(trace, (0, ""))
-        if owner is None or not parent_id:
+        owner, known = ended(trace)
+        if owner is None:
             return
-        about = {"gen_ai.workflow.name": trace.name, "gen_ai.conversation.id": trace.group_id, "openai.agents.metadata": trace.metadata}
-        attributes = {"gen_ai.operation.name": "invoke_workflow", **{name: value for name, value in about.items() if value is not None}}
-        owner.take(
-            {
-                "trace_id": owner.trace_id, "span_id": _digits(trace.trace_id), "parent_id": parent_id, "scope": SCOPE,
-                "name": f"invoke_workflow {trace.name}", "start_ns": start_ns, "end_ns": time.time_ns(), "attributes": attributes,
-            },
-            lenient=True,
-        )  # fmt: skip
+        said = {
+            "gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": trace.name, "gen_ai.conversation.id": trace.group_id,
+            "openai.agents.metadata": trace.metadata,
+        }  # fmt: skip
+        attributes = jsonable({name: value for name, value in said.items() if value is not None})
+        owner.take({
+            "trace_id": known.own.trace_id, "span_id": known.own.span_id, "parent_id": known.parent_id, "scope": SCOPE,
+            "name": f"invoke_workflow {trace.name}", "start_ns": known.begun_ns, "end_ns": time.time_ns(), "attributes": attributes,
+        })  # fmt: skip
 
     def on_span_start(self, span: Any) -> None:
-        owner = gathering_recorder() or owner_of(span.trace_id)
-        if owner is not None:
-            begun(span.span_id, owner)
+        _begin(span, span.span_id, span.parent_id or span.trace_id)
 
     def on_span_end(self, span: Any) -> None:
-        if (owner := ended(span.span_id)) is not None:
-            owner.take(to_record(span, owner), lenient=True)
+        owner, known = ended(span)
+        if owner is None:
+            return
+        try:
+            record = to_record(span, known)
+        except Exception as error:  # what it holds may be of the agent's making; the SDK would only log that it is lost
+            owner.left_out.add(f"a span of the OpenAI Agents SDK: {describe(error)}")
+        else:
+            owner.take(record)
 
     def shutdown(self) -> None:
         """There is nothing to end: a runner's outbox sends."""
@@ -135,20 +157,31 @@ class ToRecorder:
         """Spans are on their way already."""
 
 
-def to_record(span: Any, owner: Recorder) -> dict[str, Any]:
+def _begin(part: Any, sdk_id: str, sdk_parent: str | None) -> None:
+    """``part``, a trace or a span, is the running attempt's, if there is one. Its id alone would not say whose: an agent may choose it, and
+    two attempts at one task choose the same."""
+    owner = gathering_recorder()
+    if owner is None:
+        return
+    outer = outer_place()
+    inner = place_in(outer)
+    if inner is not None:
+        parent_id = _digits(sdk_parent) if sdk_parent is not None else inner.span_id
+    else:
+        parent_id = outer.span_id if outer is not None and outer.trace_id == owner.trace_id else owner.root_id
+    begun(part, owner, _Open(Place(owner.trace_id, _digits(sdk_id)), outer, parent_id, time.time_ns()))
+
+
+def to_record(span: Any, known: _Open) -> dict[str, Any]:
     """The SDK's span as a ``Span``'s fields, in the attempt's trace."""
     kind, attributes = span.span_data.type, attributes_of(span.span_data)
-    if span.parent_id is not None:
-        parent_id = _digits(span.parent_id)
-    else:
-        parent_id = _digits(span.trace_id) if owner_of(span.trace_id) is owner else owner.root_id
     error = span.error or {}
     if error.get("data"):
         attributes["error.data"] = error["data"]
     return {
-        "trace_id": owner.trace_id, "span_id": _digits(span.span_id), "parent_id": parent_id, "scope": SCOPE,
+        "trace_id": known.own.trace_id, "span_id": known.own.span_id, "parent_id": known.parent_id, "scope": SCOPE,
         "name": _title(_OPERATIONS.get(kind, kind), attributes), "start_ns": _ns(span.started_at), "end_ns": _ns(span.ended_at),
-        "status": "error" if error else "unset", "status_message": error.get("message"), "attributes": attributes,
+        "status": "error" if error else "unset", "status_message": error.get("message"), "attributes": jsonable(attributes),
     }  # fmt: skip
 
 

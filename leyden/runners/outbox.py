@@ -12,9 +12,10 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from leyden.errors import Busy, Unavailable
@@ -29,6 +30,7 @@ from leyden.types import LeaseRef
 SENDERS = 8  # requests at once
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between tries while the store is away
 ENDED = "its runner had ended"
+UNREADABLE = "what was kept on the disk could not be read again"
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,9 @@ class Outbox:
     async def _dispatch(self) -> None:
         while True:
             await self._slots.acquire()
-            self._sending.add(task := self._tasks.create_task(self._deliver(await self._next())))
-            task.add_done_callback(self._sending.discard)
+            lot = await self._next()
+            self._sending.add(task := self._tasks.create_task(self._deliver(lot)))
+            task.add_done_callback(partial(self._delivered, lot))
 
     async def _next(self) -> Lot:
         """What is due, once the store is there. While it is away, all goes to the spool."""
@@ -179,15 +182,19 @@ class Outbox:
             self.away = True
             self._keep(lot)
             self._recover()
-        except asyncio.CancelledError:
+
+    def _delivered(self, lot: Lot, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        self._slots.release()
+        if task.cancelled():  # perhaps before it had begun
             self.buffer.put_back(lot)
-            raise
-        finally:
-            self._slots.release()
 
     async def _send(self, lot: Lot) -> None:
         ref, lines = lot
-        untold = self.buffer.settle(ref, len(lines), await send(self._store, ref, lines))
+        self._settle(ref, len(lines), await send(self._store, ref, lines))
+
+    def _settle(self, ref: LeaseRef, n: int, refused: Sequence[str]) -> None:
+        untold = self.buffer.settle(ref, n, refused)
         if untold:
             self._say(f"rollout {ref.rollout_id}, attempt {ref.attempt}: {len(untold)} spans left out: {untold[0]}")
 
@@ -207,18 +214,23 @@ class Outbox:
                         self.buffer.put_back(lot)
                     raise
             if segment is not None and self._spool is not None:
-                self._spool.drop(segment)
+                for ref, n in self._spool.drop(segment, kept).items():
+                    self._settle(ref, n, [UNREADABLE] * n)
         self.away = False
         self._wake.set()
         if self._kept:
             self._say(f"the store has the {self._kept} spans that were kept on the disk")
         self._kept, self._complained = 0, False
 
-    def _kept_lots(self) -> tuple[Path | None, Iterable[Lot]] | None:
+    def _kept_lots(self) -> tuple[Path | None, list[Lot]] | None:
         """A file of the spool; without one, and while the store is still away, something from memory."""
         segment = self._spool.oldest() if self._spool is not None else None
         if segment is not None:
-            return segment, list(read(segment))
+            try:
+                return segment, list(read(segment))
+            except OSError as error:
+                self._say(f"what was kept in {segment} cannot be read: {error}")
+                return segment, []
         lot = self.buffer.take(due=False) if self.away else None
         return None if lot is None else (None, [lot])
 
@@ -258,7 +270,7 @@ class Outbox:
             return 0
         try:
             n = self._spool.append(ref, lines)
-            problem = f"it holds {self._spool.size >> 20} MiB, which is its limit"
+            problem = f"it holds {self._spool.limit >> 20} MiB, which is its limit"
         except OSError as error:
             n, problem = 0, str(error)
         if n and not self._kept:

@@ -51,14 +51,15 @@ def emit_reward(value: Any, name: str = "reward", position: str = "end", source:
     rewards = _emitted.get()
     if rewards is None:
         raise UsageError("emit_reward() was called outside a rollout", "call it inside a function decorated with @leyden.rollout")
-    several = dict(value) if isinstance(value, Mapping) else {name: value}
+    several = list(value.items()) if isinstance(value, Mapping) else [(name, value)]
     if primary_key is not None:
         if not isinstance(value, Mapping) or primary_key not in value:
             raise UsageError(
-                f"emit_reward: no {primary_key!r} among {', '.join(map(str, several))}", "primary_key names one of the rewards"
+                f"emit_reward: no {primary_key!r} among {', '.join(str(each) for each, _ in several)}",
+                "primary_key names one of the rewards",
             )
-        several[name] = value[primary_key]
-    for each, number in several.items():
+        several.append((name, value[primary_key]))
+    for each, number in several:
         add_reward(rewards, number, each, position, source)
 
 

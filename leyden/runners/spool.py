@@ -6,15 +6,17 @@ ones have left. A line is one span with the fence it is sent under; secrets are 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from leyden.server.codec import redact
@@ -33,6 +35,12 @@ def spool_of(store_url: str) -> Path:
     return root / hashlib.sha256(store_url.rstrip("/").encode()).hexdigest()[:16]
 
 
+@dataclass
+class _Written:
+    size: int = 0
+    spans: Counter[LeaseRef] = field(default_factory=Counter)
+
+
 class Spool:
     """Belongs to one thread. Nothing is made on disk before the first span is kept. Writing raises ``OSError`` as the disk does."""
 
@@ -45,12 +53,16 @@ class Spool:
         self._segments: deque[Path] = deque()  # the oldest first; the last may be the one that is written
         self._current: Path | None = None
         self._numbers = 0
+        self._written: dict[Path, _Written] = {}  # to each file of our own
 
     def adopt(self) -> int:
         """Take over what dead runners have left; how many files that is."""
         found: list[Path] = []
         for place in sorted(self.directory.glob("runner-*/")):
-            lock = _lock(place)
+            try:
+                lock = _lock(place)
+            except OSError:  # it is another user's; or another runner, which starts now too, has just removed it
+                continue
             if lock is None:
                 continue
             self._locks[place] = lock
@@ -72,19 +84,22 @@ class Spool:
             data.append(row)
             size += len(row)
         if data:
-            with self._writable().open("ab") as file:
+            segment = self._writable()
+            with segment.open("ab", buffering=0) as file:  # what a buffer holds after a failed write would be written all the same, later
                 before = file.tell()
                 try:
-                    file.write(b"".join(data))
-                    file.flush()
+                    if file.write(b"".join(data)) < size:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(file.fileno())
                 except OSError:
                     with suppress(OSError):  # a part of it would come twice
                         file.truncate(before)
                     raise
-                if before + size >= SEGMENT:
-                    self._current = None
             self.size += size
+            self._written[segment].size += size
+            self._written[segment].spans[ref] += len(data)
+            if before + size >= SEGMENT:
+                self._current = None
         return len(data)
 
     def oldest(self) -> Path | None:
@@ -95,14 +110,18 @@ class Spool:
             self._current = None
         return self._segments[0]
 
-    def drop(self, segment: Path) -> None:
-        """What is in it has been sent."""
+    def drop(self, segment: Path, sent: Sequence[tuple[LeaseRef, list[bytes]]]) -> Counter[LeaseRef]:
+        """What could be read of it has been ``sent``. Returns how many spans of ours were in it besides."""
         self._segments.remove(segment)
-        if segment.parent == self._own:
-            self.size -= segment.stat().st_size
-        segment.unlink(missing_ok=True)
+        written = self._written.pop(segment, _Written())
+        self.size -= written.size
+        with suppress(OSError):  # somebody has removed it
+            segment.unlink()
         if segment.parent != self._own and not any(segment.parent.glob("*.jsonl")):
             self._remove(segment.parent)
+        for ref, lines in sent:
+            written.spans[ref] -= len(lines)
+        return +written.spans
 
     def close(self) -> None:
         """Let go of the locks: what is left is for the next runner."""
@@ -122,9 +141,11 @@ class Spool:
             self._locks[self._own] = lock
         if self._current is None:
             self._numbers += 1
-            self._current = self._own / f"{self._numbers:06}.jsonl"
-            self._current.touch(0o600)
-            self._segments.append(self._current)
+            new = self._own / f"{self._numbers:06}.jsonl"
+            new.touch(0o600)
+            self._segments.append(new)
+            self._written[new] = _Written()
+            self._current = new
         return self._current
 
     def _remove(self, place: Path) -> None:

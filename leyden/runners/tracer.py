@@ -14,17 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from leyden.errors import InvalidRequest
-from leyden.server.codec import encode
+from leyden.server.codec import without_surrogates
 from leyden.types import Rollout, Span
 
 MAX_TEXT = 1000  # characters of what stands for a value that is not JSON
+MAX_DEPTH = 100  # of values in one another
 MAX_SPANS = 10_000  # of one attempt; an agent that makes more is not worth the room
 LEFT_OUT = "leyden.spans_left_out"  # a span that says how many are missing, and why the first one is
 ROOT = "rollout"
@@ -33,8 +34,15 @@ _recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("ley
 _place: contextvars.ContextVar[Place | None] = contextvars.ContextVar("leyden_place", default=None)
 
 
-Item = bytes | Callable[[], bytes]
-"""A span as JSON, or what makes that of one that does not change any more: whoever sends it has the time."""
+class Ended(NamedTuple):
+    """A span that nobody can change any more, and that is yet to be read: whoever sends it has the time."""
+
+    read: Callable[[], Mapping[str, Any]]  # its fields
+    size: int  # bytes of its texts: what it counts for meanwhile
+
+
+Item = bytes | Ended
+"""A span, as JSON or on the way to it."""
 
 
 class Place(NamedTuple):
@@ -58,26 +66,27 @@ class Recorder:
         self.left_out = LeftOut()
         self._sink = sink
         self._kept: list[Item] | None = [] if keep else None
-        self._open: set[Hashable] = set()  # keys of ``_owners``
+        self._open: set[Hashable] = set()  # keys of ``_owners``; nothing comes in any more once ``_over``
+        self._over = False
         self._begun_ns = time.time_ns()
 
     @property
     def spans(self) -> list[Span]:
         """Those that were kept here."""
-        return [Span.model_validate_json(item if isinstance(item, bytes) else item()) for item in self._kept or ()]
+        return [Span.model_validate_json(line_of(item)) for item in self._kept or ()]
 
     def add(self, span: Span) -> None:
         self.take(span.model_dump(exclude_defaults=True))
 
-    def take(self, record: Mapping[str, Any], lenient: bool = False) -> None:
-        """Add a span, given as a ``Span``'s fields. ``lenient``: of what is not JSON in it, keep its text."""
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Add a span, given as a ``Span``'s fields, as they are now."""
         if self._has_room():
-            self._encode(record, lenient)
+            self._hand_on(json_of(record))
 
-    def take_ended(self, make_record: Callable[[], Mapping[str, Any]]) -> None:
-        """Add a span that nobody can change any more; its fields are read later, in another thread."""
+    def take_ended(self, span: Ended) -> None:
+        """Add a span whose fields are read later, in another thread."""
         if self._has_room():
-            self._hand_on(lambda: encode(make_record()))
+            self._hand_on(span)
 
     def _has_room(self) -> bool:
         if self.taken >= MAX_SPANS:
@@ -85,12 +94,6 @@ class Recorder:
             return False
         self.taken += 1
         return True
-
-    def _encode(self, record: Mapping[str, Any], lenient: bool = False) -> None:
-        try:
-            self._hand_on(encode(jsonable(record) if lenient else record))
-        except InvalidRequest as error:
-            self.left_out.add(f"{record['name']}: {error.message}")
 
     def _hand_on(self, item: Item) -> None:
         if self._kept is not None:
@@ -116,17 +119,45 @@ class Recorder:
                 _owners.pop(key, None)
             unended = len(self._open)
             self._open.clear()
+            self._over = True
         if unended:
             self.left_out.add("it had not ended when its attempt had", unended)
         if self.taken:
-            self._encode({
+            self._hand_on(json_of({
                 "trace_id": self.trace_id, "span_id": self.root_id, "name": ROOT, "start_ns": self._begun_ns, "end_ns": time.time_ns(),
                 "status": "unset" if error is None else "error", "status_message": error, "attributes": dict(attributes),
-            })  # fmt: skip
+            }))  # fmt: skip
 
 
-def jsonable(value: Any) -> Any:
-    """``value`` as it is now, in JSON's own types; of what JSON has no type for (and of what contains itself), its text."""
+def line_of(item: Item) -> bytes:
+    """A span as JSON."""
+    return item if isinstance(item, bytes) else json_of(item.read())
+
+
+def json_of(value: Any) -> bytes:
+    """``value`` as JSON; of what JSON has no form for, its text."""
+    try:
+        return to_json(value, inf_nan_mode="constants", bytes_mode="base64", fallback=_text)
+    except ValueError:  # somewhere in it is half a character (a lone surrogate), or a circle
+        return to_json(without_surrogates(jsonable(value)), inf_nan_mode="constants")
+
+
+def jsonable(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """``value`` as it is now, in JSON's own types; of what is none of them, and of what contains itself, its text.
+
+    An iterator is left as it is: what was read of it here, the agent would miss.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if id(value) in around or len(around) == MAX_DEPTH or isinstance(value, Iterator):
+        return _text(value)
+    inside = (*around, id(value))
+    if isinstance(value, dict):
+        return {name if isinstance(name, str) else str(name): jsonable(item, inside) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item, inside) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: jsonable(getattr(value, field.name, None), inside) for field in fields(value)}
     try:
         return from_json(to_json(value, inf_nan_mode="constants", bytes_mode="base64", fallback=_text))
     except ValueError:
@@ -176,36 +207,53 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 # -- whose a span is, is known where it begins; where it ends may be another thread ---------------------------------------------
 
-_owners: dict[Hashable, Recorder] = {}
+NOBODY: tuple[None, None] = (None, None)
+
+_owners: dict[Hashable, tuple[Recorder, Any]] = {}
 _owners_lock = threading.Lock()
 
 
-def begun(key: Hashable, owner: Recorder) -> None:
-    """A span named ``key`` among all that are open has begun, and is ``owner``'s."""
+def begun(key: Hashable, owner: Recorder, about: Any = None) -> None:
+    """A span named ``key`` among all that are open has begun, and is ``owner``'s. ``about``: what its tracer has to know at its end."""
     with _owners_lock:
-        _owners[key] = owner
-        owner._open.add(key)
+        if not owner._over:  # else it would stay for ever, if it does not end
+            _owners[key] = owner, about
+            owner._open.add(key)
 
 
 def owner_of(key: Hashable) -> Recorder | None:
     """Whose the open span is."""
-    return _owners.get(key)
+    owner, _ = _owners.get(key, NOBODY)
+    return owner
 
 
-def ended(key: Hashable) -> Recorder | None:
-    """Whose it was. None: nobody's, or its attempt has ended before it."""
+def about(key: Hashable) -> Any:
+    """What was said of the open span when it began."""
+    return _owners.get(key, NOBODY)[1]
+
+
+def ended(key: Hashable) -> tuple[Recorder | None, Any]:
+    """Whose it was, and what was said of it. Nobody's if its attempt has ended before it."""
     with _owners_lock:
-        owner = _owners.pop(key, None)
+        owner, about = _owners.pop(key, NOBODY)
         if owner is not None:
             owner._open.discard(key)
-        return owner
+        return owner, about
 
 
 # -- what a span begins in ------------------------------------------------------------------------------------------------------
 
 
 def current_place() -> Place | None:
-    """The innermost span that is open here: OpenTelemetry's, if there is one, or an operation of ours."""
+    """The innermost span that is open here, whichever tracer's it is."""
+    outer = outer_place()
+    sdk = sys.modules.get("leyden.runners.openai_agents")
+    inner = sdk.place_in(outer) if sdk is not None else None
+    return inner or outer
+
+
+def outer_place() -> Place | None:
+    """The same without the OpenAI Agents SDK's, which no other tracer knows of: OpenTelemetry's span, or an operation of ours."""
     otel = sys.modules.get("leyden.runners.otel")
     return (otel.current_place() if otel is not None else None) or _place.get()
 

@@ -98,3 +98,10 @@ def test_an_adapter_of_ones_own_needs_adapt_only():
     assert Names()([span(1, {}, "a")]) == ["a"]
     with pytest.raises(NotImplementedError):
         agl.Adapter().adapt([])
+
+
+def test_what_others_send_as_a_reward_and_is_no_name_with_a_number_is_none():
+    sent = {"agentlightning.reward.0.value": 1.0, "agentlightning.reward.1.name": "style", "agentlightning.reward.1.value": "good"}
+    sent |= {"agentlightning.reward.2.name": "right", "agentlightning.reward.2.value": 1, "agentlightning.reward.4.value": 2.0}
+    assert agl.get_rewards_from_span(span(1, sent, REWARD)) == [{"name": "right", "value": 1.0}]
+    assert agl.get_reward_value(span(1, {"agentlightning.reward.0.value": 1.0}, REWARD)) is None

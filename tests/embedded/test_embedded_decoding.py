@@ -263,3 +263,10 @@ def test_sampling_follows_temperature_and_keeps_to_the_nucleus():
     assert shares(Sampling(top_p=0.75)) == pytest.approx([0.625, 0.375, 0, 0], abs=0.04)
     assert shares(Sampling(top_p=0.01))[0] == 1.0
     assert shares(Sampling(temperature=0)) == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-9, 0.0])
+def test_a_temperature_of_next_to_nothing_is_greedy(temperature):
+    """Logits divided by it would be infinite, and the draw the least likely token."""
+    (drawn,) = sample(torch.tensor([[3.0, 20.0, -5.0]]), [Sampling(temperature=temperature)], [None])
+    assert drawn.token == 1

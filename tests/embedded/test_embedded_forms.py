@@ -82,6 +82,8 @@ def test_with_tools_an_answer_by_a_schema_may_be_a_call_instead(engine):
         ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": "add"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "add", "parameters": [5]}}], "tool_choice": "required"}, "parameters of add"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]}, "image_url"),
     ],
@@ -89,6 +91,14 @@ def test_with_tools_an_answer_by_a_schema_may_be_a_call_instead(engine):
 def test_what_has_no_form_is_refused_by_name(engine, body, words):
     reply = ask(engine, **body)
     assert reply.status_code == 400 and words in reply.json()["error"]["message"]
+
+
+def test_null_is_what_was_left_out(engine):
+    nothing = dict.fromkeys(("n", "stream", "logprobs", "return_token_ids", "tools", "seed", "frequency_penalty", "made_up"))
+    reply = ask(engine, max_tokens=1, **nothing)
+    assert reply.status_code == 200 and len(reply.json()["choices"]) == 1
+    assert ask(engine, "/v1/completions", prompt="a", max_tokens=1, n=None, stream=None, echo=None).status_code == 200
+    assert "messages" in ask(engine, messages=None).json()["error"]["message"]
 
 
 def test_without_llguidance_a_form_is_refused_and_says_what_to_install(engine, monkeypatch):

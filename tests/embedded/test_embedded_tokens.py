@@ -96,6 +96,13 @@ def test_tokenize_and_detokenize_show_special_tokens(post):
     [
         ("/inference/v1/generate", {"token_ids": [10**6]}, "vocabulary"),
         ("/inference/v1/generate", {"token_ids": []}, "token_ids"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"top_p": 0}}, "top_p"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        (
+            "/v1/chat/completions/derender",
+            {"generate_response": {"choices": [{"index": 0, "token_ids": [2**40]}]}, "chat_request": ASKED},
+            "token_ids",
+        ),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"top_k": 3}}, "top_k"),
         ("/v1/chat/completions/render", {**ASKED, "frequency_penalty": 1}, "frequency_penalty"),
     ],

@@ -62,6 +62,10 @@ SAME = {
     "order of keys": dict(reversed(CALLED.items())),
     "empty content": {**CALLED, "content": ""},
     "index of a call": {**CALLED, "tool_calls": [{"index": 0, **CALL}]},
+    "arguments written anew": {
+        **CALLED,
+        "tool_calls": [{**CALL, "function": {**CALL["function"], "arguments": '{"expression":"12 + 34"}'}}],
+    },
     "thinking left out": {key: value for key, value in CALLED.items() if key != "reasoning_content"},
 }
 
@@ -85,9 +89,13 @@ def _calls(**function: str) -> dict[str, Any]:
 
 
 FORKS = {
-    "arguments written anew": (
-        [SYSTEM, ASKED, _calls(arguments='{"expression":"12 + 34"}'), RESULT],
-        """message 3 (assistant): arguments of tool call 1 changed: '{"expression": "12 + 34"}' → '{"expression":"12 + 34"}'""",
+    "other arguments": (
+        [SYSTEM, ASKED, _calls(arguments='{"expression":"12 + 35"}'), RESULT],
+        "message 3 (assistant): arguments of tool call 1 changed: {'expression': '12 + 34'} → {'expression': '12 + 35'}",
+    ),
+    "arguments that are no JSON": (
+        [SYSTEM, ASKED, _calls(arguments='{"expression": "12 + 34'), RESULT],
+        """message 3 (assistant): arguments of tool call 1 changed: {'expression': '12 + 34'} → '{"expression": "12 + 34'""",
     ),
     "another tool": (
         [SYSTEM, ASKED, _calls(name="compute"), RESULT],

@@ -164,6 +164,12 @@ def test_eight_turns_through_the_proxy_are_clean_and_merge_into_one_row(family: 
     assert plain.clean < 1.0 and plain.clean + plain.realigned == pytest.approx(1.0, abs=1e-3) and plain.fewer <= exact.fewer
 
 
+def engine_entry(this: Room) -> dict[str, Any]:
+    item = entry(this.engine, name="exact", id="exact", exact=True)
+    item["litellm_params"]["model"] = "hosted_vllm/policy"
+    return item
+
+
 def exact_room(test: Any, family: Family = FAMILIES[1]) -> None:
     """``test(room, engine)``; the attempt is pinned to an exact deployment of a scripted engine."""
 
@@ -172,9 +178,7 @@ def exact_room(test: Any, family: Family = FAMILIES[1]) -> None:
         engine = ScriptedEngine(family, make_tokenizer(), said.__getitem__)
         async with serving(engine.app) as url:
             this.engine.api_base = f"{url}/v1"
-            item = entry(this.engine, name="exact", id="exact", exact=True)
-            item["litellm_params"]["model"] = "hosted_vllm/policy"
-            this.proxy.update_model_list([item])
+            this.proxy.update_model_list([engine_entry(this)])
             this.lease = await this.claim(llm=this.proxy.as_resource("exact"))
             await test(this, engine)
 
@@ -206,6 +210,28 @@ def test_text_streams_as_it_comes_where_it_can_be_nothing_else() -> None:
         assert text == engine.script(1)
         [row] = await this.rows()
         assert row.response == {"role": "assistant", "content": text} and row.response_token_ids == engine.gave[0][1]
+
+    exact_room(test)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_arguments_that_a_framework_writes_anew_are_the_same_history(exact: bool) -> None:
+    """PydanticAI sends a call's arguments back without the spaces that the model put in."""
+
+    async def test(this: Room, engine: ScriptedEngine) -> None:
+        this.proxy.update_model_list([{**engine_entry(this), "model_info": {"id": f"exact-{exact}", "exact": exact}}])
+        this.lease = await this.claim(llm=this.proxy.as_resource("exact"))
+        messages = [{"role": "user", "content": "12 + 34?"}]
+        called = (await this.ask(model="exact", messages=messages, tools=[TOOL], seed=0)).json()["choices"][0]["message"]
+        (call,) = called["tool_calls"]
+        said = call["function"]["arguments"]
+        call["function"]["arguments"] = said.replace('": "', '":"')
+        assert call["function"]["arguments"] != said
+        more = [*messages, called, {"role": "tool", "tool_call_id": call["id"], "content": "46"}]
+        await this.ask(model="exact", messages=more, tools=[TOOL], seed=1)
+        row = (await this.rows())[1]
+        assert row.audit and row.audit.exact is exact
+        assert row.audit.continuity is Continuity.CLEAN  # in plain mode only since this template writes arguments anew itself
 
     exact_room(test)
 

@@ -41,9 +41,13 @@ class Provider:
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.status = 200
+        self.silent = False
+        self.entries: list[dict[str, Any]] = []  # the model list that names it
 
     async def messages(self, request: Request) -> Response:
         body = await self._take(request)
+        if self.silent:
+            await asyncio.wait_for(request.receive(), 60)  # until whoever asked has gone
         if self.status != 200:
             return JSONResponse({"type": "error", "error": {"type": "overloaded_error", "message": "come back later"}}, self.status)
         if body.get("stream"):
@@ -111,7 +115,8 @@ async def provider(this: Room, model: str, path: str) -> AsyncIterator[tuple[Pro
     routes = [Route("/v1/messages", upstream.messages, methods=["POST"]), Route("/v1/chat/completions", upstream.chat, methods=["POST"])]
     async with serving(Starlette(routes=routes)) as url:
         params = {"model": model, "api_base": url + path, "api_key": "provider-secret"}
-        this.proxy.update_model_list([{"model_name": "teacher", "litellm_params": params, "model_info": {"checkpoint": "their own"}}])
+        upstream.entries = [{"model_name": "teacher", "litellm_params": params, "model_info": {"checkpoint": "their own"}}]
+        this.proxy.update_model_list(upstream.entries)
         lease = await this.claim(llm=this.proxy.as_resource())
         async with openai.AsyncOpenAI(base_url=this.proxy.base_url, api_key=lease.key, max_retries=0, timeout=580) as client:
             yield upstream, client, lease
@@ -191,6 +196,21 @@ def test_a_providers_own_error_keeps_its_status_and_one_that_is_not_there_is_gon
             assert (gone.value.status_code, gone.value.code) == (503, "engine_gone")
             [row] = await this.rows(lease)
             assert row.status == "error"
+
+    in_room(test)
+
+
+def test_a_provider_that_does_not_answer_in_time_is_given_up_after_the_entrys_timeout() -> None:
+    async def test(this: Room) -> None:
+        async with provider(this, "anthropic/claude-sonnet-4-5", "") as (upstream, client, lease):
+            await _ask(client, stream=False)  # litellm is loaded
+            upstream.silent = True
+            [entry] = [{**entry, "litellm_params": {**entry["litellm_params"], "timeout": 1}} for entry in upstream.entries]
+            this.proxy.update_model_list([entry])
+            with pytest.raises(openai.InternalServerError) as late:
+                await _ask(client, stream=False)
+            assert (late.value.status_code, late.value.code) == (504, "upstream_timeout")
+            assert [row.status for row in await this.rows(lease)] == ["ok", "error"]
 
     in_room(test)
 

@@ -12,6 +12,7 @@ from anthropic import AsyncAnthropic
 from proxy_room import Room, in_room
 from test_proxy_responses import MESSAGES, answer, call, chunks
 
+from leyden.proxy.apis import message_input
 from leyden.proxy.apis.message_input import INVALID, Written, messages_of
 from leyden.proxy.apis.messages import Messages
 from leyden.proxy.refusal import Refusal
@@ -101,6 +102,89 @@ def test_arguments_go_back_to_the_engine_as_they_were_written(arguments: str) ->
     for said in (whole(message), gathered(streamed(message))):
         turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": said["content"]}, {"role": "user", "content": "!"}]
         assert parse(messages=turn).body["messages"][1] == message
+
+
+def test_numbers_that_no_float_holds_reach_the_agent_as_they_were_written() -> None:
+    arguments = '{"a": 123456789012345678901234567890, "b": 1.50}'
+    message = {"role": "assistant", "content": None, "tool_calls": [call(1, arguments)]}
+    raw = API.whole(parse(), answer(message))
+    assert arguments.encode() in raw and json.loads(raw)["content"][0]["input"]["a"] == 123456789012345678901234567890
+    assert gathered(streamed(message)) == json.loads(raw)
+
+
+def test_arguments_that_went_through_javascript_are_told_as_they_were_written() -> None:
+    arguments = '{"a":1.0, "b": [1e3]}'
+    whole({"role": "assistant", "content": None, "tool_calls": [call(1, arguments)]})
+    block = {"type": "tool_use", "id": "call_1", "name": "calculate", "input": {"a": 1, "b": [1000]}}
+    told = parse(messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": [block]}]).body["messages"]
+    assert told[1]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_engines_that_number_their_calls_do_not_mix_two_conversations() -> None:
+    """Kimi K2's ids are functions.NAME:NUMBER, in every conversation."""
+    written = Written()
+    for a in (-1, -2, 3):  # the hashes of the first two are the same
+        written.read("functions.add:0", f'{{"a":  {a}}}')
+    assert [written.tell("functions.add:0", {"a": a}) for a in (3, -2, -1, 4)] == ['{"a":  3}', '{"a":  -2}', '{"a": -1}', '{"a": 4}']
+
+
+def test_what_is_remembered_of_calls_is_bounded_and_calls_in_use_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_input, "_REMEMBERED", 20_000)
+    written, used = Written(), '{"a":1}'
+    written.read("used", used)
+    for n in range(1000):
+        written.read(f"call_{n}", f'{{"n":{n}, "text": "{"x" * (n % 50)}"}}')
+        assert written.tell("used", {"a": 1}) == used
+        assert written._size <= 20_000
+    assert written.tell("call_0", {"n": 0, "text": ""}) == '{"n": 0, "text": ""}'  # forgotten, and told as models write it
+    written.read("call_long", json.dumps({"text": "x" * 30_000}))
+    assert written._size == 0
+
+
+def test_a_thought_is_signed_for_clients_that_take_one_without_for_broken_off() -> None:
+    said = whole(MESSAGES["a thought"])["content"][0]
+    assert said["type"] == "thinking" and said["signature"]
+    kinds = [(event.get("delta") or {}).get("type") for event in streamed(MESSAGES["a thought"])]
+    assert kinds.index("signature_delta") == kinds.index("text_delta") - 3  # before its block's stop and the text's start
+
+
+def test_a_thought_that_goes_through_pydantic_ai_comes_back_as_one() -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+
+    async def test(this: Room) -> None:
+        whole, delta = this.engine._whole, this.engine.samples[0].delta
+
+        def thinking(body: dict[str, Any]) -> dict[str, Any]:
+            said = whole(body)
+            said["choices"][0]["message"]["reasoning_content"] = "hm"
+            return said
+
+        this.engine._whole = thinking  # type: ignore[method-assign]
+        this.engine.samples[0].delta = lambda at: {"reasoning_content": "hm"} if at == 0 else delta(at)  # type: ignore[method-assign]
+        async with client(this) as own:
+            agent = Agent(AnthropicModel("policy", provider=AnthropicProvider(anthropic_client=own)))
+            asked = await agent.run("6 * 7?")
+            await agent.run("And?", message_history=asked.all_messages())
+            async with agent.run_stream("6 * 7?") as streamed:
+                await streamed.get_output()
+            await agent.run("And?", message_history=streamed.all_messages())
+        for body, text in ((this.engine.bodies[1], "42"), (this.engine.bodies[3], "2")):
+            assert body["messages"][1] == {"role": "assistant", "content": text, "reasoning_content": "hm"}
+
+    in_room(test)
+
+
+def test_a_stream_shows_the_ids_to_an_agent_that_asks_for_them() -> None:
+    stream = API.stream(parse(stream=True, return_token_ids=True))
+    said = chunks(MESSAGES["text"])
+    said[0]["prompt_token_ids"] = [1, 2]
+    for n, chunk in enumerate(said[1:-1]):
+        chunk["choices"][0]["token_ids"] = [n]
+    told = events(b"".join(stream.chunk(chunk) for chunk in said) + stream.end())
+    assert told[0]["message"]["prompt_token_ids"] == [1, 2] and told[-2]["token_ids"] == list(range(len(said) - 2))
+    assert not any("token_ids" in event for event in streamed(MESSAGES["text"]))
 
 
 def test_arguments_that_are_no_object_reach_the_agent_by_a_name_of_their_own() -> None:
@@ -240,7 +324,7 @@ def test_the_models_are_listed_in_anthropics_form_too() -> None:
         async with client(this) as agent:
             assert [(model.id, model.type, model.display_name) async for model in agent.models.list()] == [("policy", "model", "policy")]
             with pytest.raises(anthropic.NotFoundError, match="POST /v1/messages") as caught:
-                await agent.messages.count_tokens(model="policy", messages=ASKED["messages"])
+                await agent.messages.batches.list()
             assert caught.value.body["type"] == "error"
         async with client(this, base_url=this.proxy.base_url) as lost:
             with pytest.raises(anthropic.NotFoundError, match="without /v1"):

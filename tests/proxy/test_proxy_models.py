@@ -23,6 +23,14 @@ async def content(this: Room, *args: object, **body: object) -> str:
     return (await this.ask(*args, **body)).json()["choices"][0]["message"]["content"]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("info", [{"vocab_size": "49152"}, {"vocab_size": 0}, {"vocab_size": True}, {"exact": "no"}])
+def test_facts_of_a_model_that_are_none_are_refused_by_name(info: dict[str, object]) -> None:
+    """Else every call of it would fail, or be put together exactly where nobody asked for that."""
+    params = {"model": "hosted_vllm/m", "api_base": "http://127.0.0.1:9/v1"}
+    with pytest.raises(UsageError, match=next(iter(info))):
+        Deployment.from_entry({"model_name": "policy", "litellm_params": params, "model_info": info})
+
+
 def test_an_attempt_stays_on_its_checkpoint_when_the_model_list_changes_and_a_new_one_gets_the_new() -> None:
     async def test(this: Room) -> None:
         async with running_engine() as second:

@@ -203,6 +203,13 @@ def test_what_cannot_be_told_to_an_engine_is_refused_by_its_name(field: str) -> 
     assert caught.value.status == 400 and caught.value.param == field
 
 
+@pytest.mark.parametrize("field", ["previous_response_id", "conversation"])
+def test_what_would_need_a_memory_says_what_to_send_instead(field: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse(**{field: "x_1"})
+    assert "send the whole conversation as input, with store=False" in caught.value.as_openai()["error"]["message"]  # type: ignore[operator]
+
+
 def test_a_stream_that_breaks_off_fails_in_the_openai_sdk_and_in_the_agents_sdk() -> None:
     from agents import Agent, OpenAIResponsesModel, RunConfig, Runner
 

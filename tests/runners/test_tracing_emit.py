@@ -123,6 +123,8 @@ def test_a_second_value_for_a_named_reward_is_refused() -> None:
         leyden.emit_reward({"a": 1.0})
         with pytest.raises(BadReward, match="two values for reward 'a'"):
             leyden.emit_reward({"a": 0.0})
+        with pytest.raises(BadReward, match=r"two values for reward 'reward': 0\.5 and 1\.0"):
+            leyden.emit_reward({"reward": 0.5, "right": 1.0}, primary_key="right")
 
     assert dev(agent, [None])[0].error is None
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.errors import LeydenError
+from leyden.errors import InvalidRequest, LeydenError
 from leyden.server.codec import decode, encode, pack_ids, redact, unpack_ids
 from leyden.server.packing import PIECE, Pieces, are_packed_ids, is_packed_json, pack, pack_json, piece_keys, plain_ids, plain_json
 
@@ -89,3 +89,18 @@ def test_a_packed_value_that_is_cut_short_says_so() -> None:
     for cut in (packed[:-1], packed[:20], packed[:3]):
         with pytest.raises(LeydenError, match="cut short"):
             plain_json(cut, pieces)
+
+
+def test_what_json_cannot_hold_is_refused_beside_half_a_character_too() -> None:
+    assert decode(encode({"half": "\ud800", "number": 1})) == {"half": "\ufffd", "number": 1}
+    for value in (object(), {"half": "\ud800", "other": object()}):
+        with pytest.raises(InvalidRequest, match="not JSON"):
+            encode(value)
+
+
+@pytest.mark.parametrize("depth", [199, 250])
+def test_whatever_can_be_written_can_be_read(depth: int) -> None:
+    value: Any = float("inf")
+    for _ in range(depth):
+        value = [value]
+    assert decode(encode(value)) == value

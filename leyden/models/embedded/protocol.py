@@ -42,10 +42,16 @@ class SamplingRequest(BaseModel):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def take_null_for_absent(cls, body: Any) -> Any:
+        """As OpenAI's API does."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
     @model_validator(mode="after")
     def refuse_what_would_be_ignored(self) -> SamplingRequest:
         for name, value in (self.model_extra or {}).items():
-            if name in HARMLESS or value is None:
+            if name in HARMLESS:
                 continue
             if name not in NEUTRAL:
                 raise ValueError(f"the embedded engine does not know the parameter {name!r}")
@@ -125,8 +131,12 @@ class ChatRequest(SamplingRequest):
                     raise ValueError(f"messages.{number}.content: the embedded engine reads text, not {kind}")
         if reserved := _RENDERING & set(self.chat_template_kwargs or ()):
             raise ValueError(f"chat_template_kwargs.{min(reserved)} is the engine's own")
-        if any(not isinstance((tool.get("function") or {}).get("name"), str) for tool in self.tools or ()):
-            raise ValueError("each of tools needs a function with a name")
+        for tool in self.tools or ():
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError("each of tools needs a function with a name")
+            if not isinstance(function.get("parameters") or {}, dict):
+                raise ValueError(f"tools: the parameters of {function['name']} are not a schema")
         if self.must_call and not self.called:
             raise ValueError("tool_choice names a tool that is not among tools")
         return self

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+GREEDY = 1e-5  # temperatures below it are 0, as in vLLM: logits divided by them may be infinite, and then the least likely token is drawn
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -42,7 +44,7 @@ def sample(
     for row, tokens_allowed in (allowed or {}).items():
         logits[row].masked_fill_(~tokens_allowed.to(logits.device), float("-inf"))
     tokens = logits.argmax(-1)
-    drawn = [i for i, row in enumerate(rows) if row.temperature > 0]
+    drawn = [i for i, row in enumerate(rows) if row.temperature >= GREEDY]
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
         temperature = torch.tensor([rows[i].temperature for i in drawn], device=logits.device)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from leyden.models.embedded.chat import CLOSE, parse_tool_calls
 from leyden.models.embedded.choice import ChatChoice, TextChoice
@@ -23,6 +23,8 @@ from leyden.models.embedded.protocol import ChatRequest
 from leyden.models.embedded.reasoning import begun
 from leyden.models.embedded.sampling import Sampled, Sampling
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
 
 class SamplingParams(BaseModel):
     """As render gives them. Unknown ones are refused: they would be ignored."""
@@ -30,8 +32,8 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     n: int = Field(1, ge=1, le=64)
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float = Field(1.0, ge=0, le=10)
+    top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -43,7 +45,7 @@ class SamplingParams(BaseModel):
 class GenerateRequest(BaseModel):
     request_id: str = Field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     model: str | None = None
-    token_ids: list[int] = Field(min_length=1)
+    token_ids: list[TokenId] = Field(min_length=1)
     sampling_params: SamplingParams = SamplingParams()
     output_mode: Literal["tokens", "text"] = "tokens"
     stream: bool = False
@@ -51,7 +53,7 @@ class GenerateRequest(BaseModel):
 
 class GeneratedChoice(BaseModel):
     index: int
-    token_ids: list[int] = Field(default_factory=list)
+    token_ids: list[TokenId] = Field(default_factory=list)
     finish_reason: str | None = "stop"
     stop_reason: str | int | None = None
 
@@ -64,20 +66,31 @@ class GeneratedResponse(BaseModel):
 class DerenderRequest(BaseModel):
     model: str | None = None
     generate_response: GeneratedResponse
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     prompt_tokens: int | None = None
     chat_request: ChatRequest
 
 
 class TokenizeRequest(BaseModel):
+    """A text, or what a chat completion would be asked."""
+
     model: str | None = None
-    prompt: str
+    prompt: str | None = None
     add_special_tokens: bool = True
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def check_that_there_is_one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
 
 
 class DetokenizeRequest(BaseModel):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 class Generation:
@@ -239,7 +252,11 @@ def add_token_routes(
         return Generation(engine, body, await asyncio.to_thread(engine.compile, grammar) if grammar else None)
 
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens)
+        if body.messages is None:
+            ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens)
+        else:
+            said = {"messages": body.messages, "tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
+            ids = await asyncio.to_thread(prompt_of, engine, ChatRequest(model=model_name, **said))
         return {"tokens": ids, "count": len(ids), "max_model_len": engine.max_model_len}
 
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from leyden.proxy.apis.completions import Completions
 from leyden.proxy.apis.messages import Messages
 from leyden.proxy.apis.responses import Responses
 
-APIS: tuple[Api, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
+MESSAGES = Messages()
+APIS: tuple[Api, ...] = (ChatCompletions(), Completions(), Responses(), MESSAGES)
 """Each serves its ``path`` below ``/v1``."""
 
-__all__ = ["APIS", "Api", "Stream"]
+__all__ = ["APIS", "MESSAGES", "Api", "Stream"]

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from leyden.proxy import sse
-from leyden.proxy.apis.fields import flag, model_of, number_of_choices, parse_object, wants_usage
+from leyden.proxy.apis.fields import flag, model_of, number_of_choices, objects, parse_object, wants_usage
 from leyden.proxy.asked import Asked
 from leyden.proxy.refusal import Refusal
 
@@ -16,8 +16,10 @@ class ChatCompletions:
     path = "/chat/completions"
 
     def parse(self, raw: bytes) -> Asked:
-        """Raises ``Refusal`` (400) for what is not a JSON object with a model. What messages hold is the engine's to judge."""
+        """Raises ``Refusal`` (400) for what is not a JSON object with a model and a list of messages. What those hold is the engine's to
+        judge."""
         body = parse_object(raw)
+        objects(body.get("messages"), "messages")
         return Asked(
             body=body,
             model=model_of(body),

@@ -17,6 +17,9 @@ SAMPLING = frozenset({
 })  # fmt: skip
 
 
+MAX_DEPTH = 128  # of a request: what writes JSON, here and in engines, stops at about 250
+
+
 def parse_object(raw: bytes) -> dict[str, Any]:
     """Raises ``Refusal`` (400) for what is not a JSON object."""
     try:
@@ -25,7 +28,16 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise Refusal(400, "invalid_json", f"the request body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refusal(400, "invalid_json", "the request body is not a JSON object")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deeper(body, MAX_DEPTH):
+        raise Refusal(400, "invalid_json", f"the request body is nested deeper than {MAX_DEPTH}")
     return body
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth + 1):
+        level = [item for node in level if isinstance(node, dict | list) for item in (node.values() if isinstance(node, dict) else node)]
+    return bool(level)
 
 
 def model_of(body: Mapping[str, Any]) -> str:
@@ -66,6 +78,15 @@ def objects(value: Any, where: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise invalid(where, "is not a list of objects")
+    return value
+
+
+def object_of(value: Any, where: str) -> dict[str, Any]:
+    """None is an empty one. Raises ``Refusal`` (400)."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid(where, "is not an object")
     return value
 
 

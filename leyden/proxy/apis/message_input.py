@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any
 
 import orjson
 
-from leyden.proxy.apis.fields import flat, invalid, objects, only, text_of, unsupported
+from leyden.proxy.apis.fields import flat, invalid, object_of, objects, only, text_of, unsupported
 
 INVALID = "INVALID_JSON"  # the field that holds arguments which are no JSON object, as Anthropic's own documentation proposes
-_REMEMBERED = 4096  # calls
+_REMEMBERED = 32 * 2**20  # bytes of arguments, about
+_ENTRY = 300  # bytes of a call besides its arguments
 
 _HINTS = {"type", "cache_control", "citations"}  # change no answer: a cache is the engine's own
 
@@ -21,27 +23,51 @@ class Written:
     alone, the next prompt would not begin with the ids that were sampled."""
 
     def __init__(self) -> None:
-        self._texts: OrderedDict[str, str] = OrderedDict()
+        self._texts: OrderedDict[tuple[str, int], str] = OrderedDict()  # least recently told first
+        self._size = 0
 
-    def read(self, call_id: str, arguments: str) -> dict[str, Any]:
-        """The ``input`` of a call; of arguments that are no object, the text by the name ``INVALID_JSON``."""
-        self._texts[call_id] = arguments
-        if len(self._texts) > _REMEMBERED:
-            self._texts.popitem(last=False)
+    def read(self, call_id: str, arguments: str) -> str:
+        """The ``input`` of a call, in JSON: as it was written, since a number that went through Python's or ours may be another; of
+        arguments that are no object, an object with the text by the name ``INVALID_JSON``."""
         try:
             value = orjson.loads(arguments or "{}")
         except orjson.JSONDecodeError:
             value = None
-        return value if isinstance(value, dict) else {INVALID: arguments}
+        if not isinstance(value, dict):
+            return orjson.dumps({INVALID: arguments}).decode()
+        self._remember(_key(call_id, value), arguments)
+        return arguments or "{}"
 
     def tell(self, call_id: str, given: dict[str, Any]) -> str:
         """The arguments of a call that comes back: as they were written, if the agent left them alone."""
-        text = self._texts.get(call_id)
-        if text is not None and self.read(call_id, text) == given:
+        key = _key(call_id, given)
+        text = self._texts.get(key)
+        if text is not None and orjson.loads(text or "{}") == given:
+            self._texts.move_to_end(key)
             return text
         if set(given) == {INVALID} and isinstance(given[INVALID], str):
             return given[INVALID]
         return json.dumps(given, ensure_ascii=False)  # a space behind comma and colon, as models write it
+
+    def _remember(self, key: tuple[str, int], text: str) -> None:
+        if (before := self._texts.pop(key, None)) is not None:
+            self._size -= len(before) + _ENTRY
+        self._texts[key] = text
+        self._size += len(text) + _ENTRY
+        while self._size > _REMEMBERED:
+            self._size -= len(self._texts.popitem(last=False)[1]) + _ENTRY
+
+
+def _key(call_id: str, value: dict[str, Any]) -> tuple[str, int]:
+    """Some engines number the calls of each conversation (``functions.add:0``): the value tells those of two attempts apart. One that
+    comes from JavaScript has 1 for 1.0; their hashes are the same."""
+    return call_id, hash(_frozen(value))
+
+
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        return frozenset((name, _frozen(item)) for name, item in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def messages_of(body: dict[str, Any], written: Written) -> list[dict[str, Any]]:
@@ -129,7 +155,7 @@ def _part(block: dict[str, Any], where: str) -> dict[str, Any]:
         return {"type": "text", "text": text_of(block.get("text"), f"{where}.text")}
     if kind == "image":
         only(block, {"source", *_HINTS}, where)
-        source = block.get("source") or {}
+        source = object_of(block.get("source"), f"{where}.source")
         if source.get("type") == "base64":
             media, data = (text_of(source.get(name), f"{where}.source.{name}") for name in ("media_type", "data"))
             return {"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}

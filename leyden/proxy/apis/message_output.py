@@ -21,6 +21,7 @@ _ERRORS = {
 }  # fmt: skip
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _DELTAS = {"text": "text_delta", "thinking": "thinking_delta"}
+_SIGNATURE = "leyden"  # a thought without one was broken off: clients tell it as text in the next request, or leave it out
 
 
 def message_of(asked: Asked, answer: dict[str, Any], written: Written) -> dict[str, Any]:
@@ -29,11 +30,13 @@ def message_of(asked: Asked, answer: dict[str, Any], written: Written) -> dict[s
     message = choice.get("message") or {}
     content: list[dict[str, Any]] = []
     if text := reasoning_of(message):
-        content.append({"type": "thinking", "thinking": text, "signature": ""})
+        content.append({"type": "thinking", "thinking": text, "signature": _SIGNATURE})
     if text := message.get("content") or message.get("refusal"):
         content.append({"type": "text", "text": text})
     calls = message.get("tool_calls") or []
-    content += [_tool_use(call, written) for call in calls]
+    for call in calls:
+        block, arguments = _tool_use(call, written)
+        content.append({**block, "input": orjson.Fragment(arguments)})
     whole = {**_head(asked, answer), "content": content, "usage": _usage(answer.get("usage"))}
     if asked.token_ids:
         whole |= {"prompt_token_ids": answer.get("prompt_token_ids"), "token_ids": choice.get("token_ids")}
@@ -52,6 +55,7 @@ class MessageStream:
         self._calls: dict[int, dict[str, Any]] = {}
         self._last: dict[str, Any] = {}  # the choice with the finish reason
         self._usage: dict[str, Any] = {}
+        self._token_ids: list[int] = []
 
     def chunk(self, chunk: dict[str, Any]) -> bytes:
         events: list[dict[str, Any]] = []
@@ -71,6 +75,7 @@ class MessageStream:
                 events += self._write("text", text)
             for number, part in enumerate(delta.get("tool_calls") or ()):
                 self._add_call(part, part.get("index", number))
+            self._token_ids += choice.get("token_ids") or ()
             if choice.get("finish_reason"):
                 self._last = choice
         return _encode(events)
@@ -78,15 +83,17 @@ class MessageStream:
     def end(self) -> bytes:
         events = self._close()
         for _, call in sorted(self._calls.items()):
-            block = _tool_use(call, self._written)
+            block, arguments = _tool_use(call, self._written)
             at = {"index": self._blocks}
             events.append({"type": "content_block_start", **at, "content_block": {**block, "input": {}}})
-            text = orjson.dumps(block["input"]).decode()
-            events.append({"type": "content_block_delta", **at, "delta": {"type": "input_json_delta", "partial_json": text}})
+            events.append({"type": "content_block_delta", **at, "delta": {"type": "input_json_delta", "partial_json": arguments}})
             events.append({"type": "content_block_stop", **at})
             self._blocks += 1
         stop = _stop(self._last, bool(self._calls))
-        return _encode([*events, {"type": "message_delta", "delta": stop, "usage": _usage(self._usage)}, {"type": "message_stop"}])
+        last: dict[str, Any] = {"type": "message_delta", "delta": stop, "usage": _usage(self._usage)}
+        if self._asked.token_ids:
+            last["token_ids"] = self._token_ids
+        return _encode([*events, last, {"type": "message_stop"}])
 
     def refuse(self, refusal: Refusal) -> bytes:
         return _encode([error_of(refusal)])
@@ -104,9 +111,12 @@ class MessageStream:
     def _close(self) -> list[dict[str, Any]]:
         if self._open is None:
             return []
+        at = {"index": self._blocks}
+        signed = {"type": "content_block_delta", **at, "delta": {"type": "signature_delta", "signature": _SIGNATURE}}
+        events = [signed] if self._open == "thinking" else []
         self._open = None
         self._blocks += 1
-        return [{"type": "content_block_stop", "index": self._blocks - 1}]
+        return [*events, {"type": "content_block_stop", **at}]
 
     def _add_call(self, part: dict[str, Any], index: int) -> None:
         call = self._calls.setdefault(index, {"id": "", "function": {"name": "", "arguments": ""}})
@@ -127,10 +137,11 @@ def _head(asked: Asked, answer: dict[str, Any]) -> dict[str, Any]:
     return {**envelope, "stop_reason": None, "stop_sequence": None}
 
 
-def _tool_use(call: dict[str, Any], written: Written) -> dict[str, Any]:
+def _tool_use(call: dict[str, Any], written: Written) -> tuple[dict[str, Any], str]:
+    """The block without its ``input``, and that in JSON."""
     function, call_id = call.get("function") or {}, call.get("id") or ""
     arguments = written.read(call_id, function.get("arguments") or "")
-    return {"type": "tool_use", "id": call_id, "name": function.get("name"), "input": arguments}
+    return {"type": "tool_use", "id": call_id, "name": function.get("name")}, arguments
 
 
 def _stop(choice: dict[str, Any], called: bool) -> dict[str, Any]:

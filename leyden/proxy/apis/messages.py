@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from leyden.proxy.apis.fields import SAMPLING, flag, invalid, model_of, objects, only, parse_object, text_of, unsupported
+from leyden.proxy.apis.fields import SAMPLING, flag, invalid, model_of, object_of, objects, only, parse_object, text_of, unsupported
 from leyden.proxy.apis.message_input import Written, messages_of
 from leyden.proxy.apis.message_output import MessageStream, error_of, message_of
 from leyden.proxy.asked import Asked
@@ -22,6 +22,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 class Messages:
     path = "/messages"
+    counts = "/messages/count_tokens"
 
     def __init__(self) -> None:
         self._written = Written()
@@ -38,8 +39,11 @@ class Messages:
         body |= {"model": model, "messages": messages_of(request, self._written), "max_tokens": limit}
         if request.get("stop_sequences"):
             body["stop"] = request["stop_sequences"]
+        choice = _tool_choice(request.get("tool_choice"))
         if tools := [_tool(tool, f"tools[{number}]") for number, tool in enumerate(objects(request.get("tools"), "tools"))]:
-            body |= {"tools": tools, **_tool_choice(request.get("tool_choice"))}
+            body |= {"tools": tools, **choice}
+        elif choice.get("tool_choice") not in (None, "auto", "none"):
+            raise invalid("tool_choice", "asks for a call, and there are no tools")
         if body["messages"][-1]["role"] == "assistant":  # its answer goes on where that one ends
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         body |= _output(request) | _thinking(request.get("thinking"), body)
@@ -55,6 +59,10 @@ class Messages:
             usage=True,
             request=request,
         )
+
+    def parse_count(self, raw: bytes) -> Asked:
+        """The request whose prompt is to be counted, which names no limit. Raises ``Refusal`` (400)."""
+        return self.parse(orjson.dumps({**parse_object(raw), "max_tokens": 1}))
 
     def whole(self, asked: Asked, response: dict[str, Any]) -> bytes:
         return orjson.dumps(message_of(asked, response, self._written))
@@ -80,20 +88,18 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 def _tool_choice(choice: Any) -> dict[str, Any]:
     if choice is None:
         return {}
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    one = {"parallel_tool_calls": False} if kind and choice.get("disable_parallel_tool_use") else {}
+    kind = object_of(choice, "tool_choice").get("type")
+    one = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
     if kind == "tool":
         return {"tool_choice": {"type": "function", "function": {"name": text_of(choice.get("name"), "tool_choice.name")}}, **one}
-    if kind in _CHOICES:
+    if isinstance(kind, str) and kind in _CHOICES:
         return {"tool_choice": _CHOICES[kind], **one}
     raise unsupported("tool_choice", "its type is none of auto, any, tool and none")
 
 
 def _output(request: dict[str, Any]) -> dict[str, Any]:
     """``output_config`` (``format``, ``effort``); ``output_format`` is its older name for the first."""
-    config = request.get("output_config") or {}
-    if not isinstance(config, dict):
-        raise invalid("output_config", "is not an object")
+    config = object_of(request.get("output_config"), "output_config")
     only(config, {"format", "effort"}, "output_config")
     said = {"reasoning_effort": config["effort"]} if config.get("effort") else {}
     form = config.get("format") or request.get("output_format")
@@ -115,6 +121,6 @@ def _thinking(thinking: Any, body: dict[str, Any]) -> dict[str, Any]:
     only(thinking, {"type", "budget_tokens", "display"}, "thinking")
     if thinking.get("display") not in (None, "full", "summarized"):
         raise unsupported("thinking.display", "thoughts come as they were sampled")
-    template = {"enable_thinking": kind != "disabled", **(body.get("chat_template_kwargs") or {})}
+    template = {"enable_thinking": kind != "disabled", **object_of(body.get("chat_template_kwargs"), "chat_template_kwargs")}
     budget = {"thinking_token_budget": thinking["budget_tokens"]} if thinking.get("budget_tokens") else {}
     return {"chat_template_kwargs": template, **budget}

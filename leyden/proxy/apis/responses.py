@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from leyden.proxy.apis.fields import SAMPLING, flag, invalid, model_of, objects, only, parse_object, text_of, unsupported
+from leyden.proxy.apis.fields import SAMPLING, flag, invalid, model_of, object_of, objects, only, parse_object, text_of, unsupported
 from leyden.proxy.apis.response_input import messages_of
 from leyden.proxy.apis.response_output import ResponseStream, response_of
 from leyden.proxy.asked import Asked
@@ -19,7 +19,7 @@ _HARMLESS = {
 }  # fmt: skip
 _READ = {
     "model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning", "max_output_tokens", "stream",
-    "include", "top_logprobs", "truncation", "background", "previous_response_id",
+    "include", "top_logprobs", "truncation", "background",
 }  # fmt: skip
 _PASSED = SAMPLING | {"stop"}  # engines take it, though OpenAI's own form has no such field
 _LOGPROBS = "message.output_text.logprobs"
@@ -37,26 +37,32 @@ class Responses:
         """Raises ``Refusal`` (400) naming the first field or item that has no place in a chat completion."""
         request = parse_object(raw)
         model = model_of(request)
-        if request.get("previous_response_id") is not None:
-            hint = "send the whole conversation as input, with store=False"
-            raise unsupported("previous_response_id", "the proxy keeps no conversations", hint)
+        for name in ("previous_response_id", "conversation"):
+            if request.get(name) is not None:
+                hint = "send the whole conversation as input, with store=False"
+                raise unsupported(name, "the proxy keeps no conversations", hint)
         only(request, _READ | _HARMLESS | _PASSED)
         if flag(request, "background"):
             raise unsupported("background", "an answer is there when its request ends")
         if request.get("truncation") not in (None, "disabled"):
             raise unsupported("truncation", "a prompt is the agent's own, to the last token")
         include = request.get("include") or []
+        if not isinstance(include, list) or not all(isinstance(name, str) for name in include):
+            raise invalid("include", "is not a list of texts")
         if unknown := [name for name in include if name not in {_LOGPROBS, *_NEVER_THERE}]:
             raise unsupported(f"include {unknown[0]}")
         logprobs = _LOGPROBS in include or bool(request.get("top_logprobs"))
         body: dict[str, Any] = {name: request[name] for name in _PASSED if request.get(name) is not None}
         body |= {"model": model, "messages": messages_of(request)}
+        choice = _tool_choice(request.get("tool_choice"))
         if tools := [_tool(tool, f"tools[{number}]") for number, tool in enumerate(objects(request.get("tools"), "tools"))]:
             body["tools"] = tools
             if request.get("parallel_tool_calls") is not None:
                 body["parallel_tool_calls"] = flag(request, "parallel_tool_calls")
-            if request.get("tool_choice") is not None:
-                body["tool_choice"] = _tool_choice(request["tool_choice"])
+            if choice is not None:
+                body["tool_choice"] = choice
+        elif choice not in (None, "auto", "none"):
+            raise invalid("tool_choice", "asks for a call, and there are no tools")
         if request.get("max_output_tokens") is not None:
             body["max_completion_tokens"] = request["max_output_tokens"]
         if request.get("top_logprobs"):
@@ -94,7 +100,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _tool_choice(choice: Any) -> Any:
-    if choice in ("auto", "none", "required"):
+    if choice in (None, "auto", "none", "required"):
         return choice
     if isinstance(choice, dict) and choice.get("type") == "function":
         return {"type": "function", "function": {"name": text_of(choice.get("name"), "tool_choice.name")}}
@@ -103,13 +109,10 @@ def _tool_choice(choice: Any) -> Any:
 
 def _text(text: Any) -> dict[str, Any]:
     """``text.format`` is what a chat completion calls ``response_format``."""
-    if text is None:
-        return {}
-    if not isinstance(text, dict):
-        raise invalid("text", "is not an object")
+    text = object_of(text, "text")
     only(text, {"format", "verbosity"}, "text")
     verbosity = {"verbosity": text["verbosity"]} if text.get("verbosity") else {}
-    form = text.get("format") or {"type": "text"}
+    form = object_of(text.get("format"), "text.format") or {"type": "text"}
     if form.get("type") == "text":
         return verbosity
     if form.get("type") == "json_object":
@@ -122,10 +125,7 @@ def _text(text: Any) -> dict[str, Any]:
 
 
 def _reasoning(reasoning: Any) -> dict[str, Any]:
-    if reasoning is None:
-        return {}
-    if not isinstance(reasoning, dict):
-        raise invalid("reasoning", "is not an object")
+    reasoning = object_of(reasoning, "reasoning")
     only(reasoning, {"effort", "summary"}, "reasoning")
     if reasoning.get("summary") not in (None, "auto"):
         raise unsupported("reasoning.summary", "reasoning comes as it was sampled, in the item's content")

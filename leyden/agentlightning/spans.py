@@ -145,7 +145,7 @@ def reward_attributes(rewards: dict[str, float]) -> dict[str, Any]:
 
 
 def rewards_of(span: Span | ours.Span) -> list[tuple[str, float]]:
-    """Name and value of each reward a span carries, the primary one first. What is no name with a number, as others may send it, is none."""
+    """Name and value of each reward a span carries, the primary one first. What is no name with a number is none."""
     values = takewhile(lambda value: value is not None, (span.attributes.get(REWARD_VALUE.format(n)) for n in count()))
     named = [(span.attributes.get(REWARD_NAME.format(n)), value) for n, value in enumerate(values)]
     return [(name, float(value)) for name, value in named if isinstance(name, str) and isinstance(value, int | float)]

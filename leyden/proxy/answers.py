@@ -42,7 +42,7 @@ class Answer:
         self.abandoned: Refusal | None = None
         self.task: asyncio.Task[None] | None = None
         self._readers = 0
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None  # where somebody waits
 
     def form(self, response: dict[str, Any]) -> bytes:
         """The body for ``whole``. ``response``: a ``chat.completion`` as the engine gave it."""
@@ -95,6 +95,7 @@ class Answer:
                 yield self.parts[position] if end == position + 1 else b"".join(self.parts[position:end]), ended
                 position = end
             else:
+                self._changed = self._changed or asyncio.Event()
                 await self._changed.wait()
 
     def _body(self, status: int, headers: dict[str, str], body: bytes) -> None:
@@ -108,8 +109,9 @@ class Answer:
         self._wake()
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
 
 class Reader:

@@ -135,16 +135,22 @@ class Capture:
     def add_response(self, response: dict[str, Any]) -> None:
         self._add_call(response)
         for position, part in enumerate(response.get("choices") or ()):
-            choice = self._choices.setdefault(part.get("index", position), _Choice())
+            choice = self._choice(part.get("index", position))
             choice.message = part.get("message") or {}
             choice.add_tokens(part)
 
     def add_chunk(self, chunk: dict[str, Any]) -> None:
         self._add_call(chunk)
         for part in chunk.get("choices") or ():
-            choice = self._choices.setdefault(part.get("index", 0), _Choice())
+            choice = self._choice(part.get("index", 0))
             choice.add_delta(part.get("delta") or {})
             choice.add_tokens(part)
+
+    def _choice(self, index: int) -> _Choice:
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice()
+        return choice
 
     def _add_call(self, response: dict[str, Any]) -> None:
         self._response_id = self._response_id or response.get("id")

@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Row, bindparam, func, insert, literal_column, or_, select, update
 
 from leyden.errors import LeaseLost, NotFound
+from leyden.server import records
 from leyden.server.clock import microseconds
 from leyden.server.operations.attempts import Ending, end
 from leyden.server.operations.fence import key_hash
-from leyden.server.operations.resources import versions
 from leyden.server.operations.transitions import Move, rows_by_id
 from leyden.server.records import rollout_rows
 from leyden.server.schema import attempts, leases, meta, resources, rollouts, runs, workers
@@ -26,32 +26,43 @@ SWEEP_LIMIT = 500  # rows of each kind in one sweep, so that a large one never h
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
+# In one statement, made once: proxies ask it for each attempt every few seconds.
+_BINDING = (
+    select(
+        attempts.c.rollout_id, attempts.c.number, attempts.c.token, leases.c.token.label("held"),
+        rollouts.c.run_id, rollouts.c.iteration, rollouts.c.mode, *resources.c,
+    )
+    .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+    .outerjoin(leases, (leases.c.rollout_id == attempts.c.rollout_id) & (leases.c.token == attempts.c.token))
+    .outerjoin(resources, resources.c.id == attempts.c.resources_id)
+)  # fmt: skip
+_OF_KEY = _BINDING.where(attempts.c.key_hash == bindparam("hash"))
+_OF_NAME = _BINDING.where(attempts.c.rollout_id == bindparam("rollout_id"), attempts.c.number == bindparam("number"))
+
+
 def resolve_key(tx: Transaction, key: str) -> AttemptBinding:
-    attempt = tx.conn.execute(select(attempts).where(attempts.c.key_hash == key_hash(key))).first()
-    if attempt is None:
+    row = tx.conn.execute(_OF_KEY, {"hash": key_hash(key)}).first()
+    if row is None:
         raise NotFound("this key was never issued", "use the api_key that the runner gave to the agent")
-    return _binding(tx, attempt)
+    return _binding(tx, row)
 
 
 def resolve_attempt(tx: Transaction, rollout_id: str, number: int) -> AttemptBinding:
-    query = select(attempts).where(attempts.c.rollout_id == rollout_id, attempts.c.number == number)
-    attempt = tx.conn.execute(query).first()
-    if attempt is None:
+    row = tx.conn.execute(_OF_NAME, {"rollout_id": rollout_id, "number": number}).first()
+    if row is None:
         raise NotFound(f"rollout {rollout_id} has no attempt {number}")
-    return _binding(tx, attempt)
+    return _binding(tx, row)
 
 
-def _binding(tx: Transaction, attempt: Row[Any]) -> AttemptBinding:
-    held = tx.conn.execute(select(leases.c.token).where(leases.c.rollout_id == attempt.rollout_id, leases.c.token == attempt.token)).first()
-    if held is None:
-        raise LeaseLost(f"attempt {attempt.number} of rollout {attempt.rollout_id} has ended, and its key with it")
-    row = rows_by_id(tx, [attempt.rollout_id])[attempt.rollout_id]
+def _binding(tx: Transaction, row: Row[Any]) -> AttemptBinding:
+    if row.held is None:
+        raise LeaseLost(f"attempt {row.number} of rollout {row.rollout_id} has ended, and its key with it")
     return AttemptBinding(
-        ref=LeaseRef(rollout_id=attempt.rollout_id, attempt=attempt.number, token=attempt.token),
+        ref=LeaseRef(rollout_id=row.rollout_id, attempt=row.number, token=row.token),
         run_id=row.run_id,
         iteration=row.iteration,
         mode=Mode(row.mode),
-        resources=versions(tx, {attempt.resources_id}).get(attempt.resources_id),
+        resources=None if row.id is None else records.resources(row, tx.now),
     )
 
 

@@ -181,9 +181,10 @@ def test_stop_ends_a_grandchild_whose_parent_is_already_dead(tmp_path: Path, mar
 
 
 SPAWNING_PARENT = f"""
-import asyncio, os, sys, time
+import asyncio, os, signal, sys, time
 from pathlib import Path
 from leyden.process import find_by_marker, spawn
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
 async def main():
     child = await spawn([sys.executable, "-c", {WITH_GRANDCHILD!r}], marker=os.environ["TEST_MARKER"], stdout_pipe=True)
     await child.stdout.readline()

@@ -26,8 +26,8 @@ from leyden.types import AttemptState, FailureKind, JSONResource, LeaseRef, NewR
 T = TypeVar("T")
 QUEUES = ["a", "b", "c"]
 GROUPS = ["g", "h"]
+EXAMPLES = {"sqlite": 200, "postgres": 80}  # there each takes three times as long
 SETTINGS = settings(
-    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -38,7 +38,7 @@ SETTINGS = settings(
 
 def check_queue(kind: str, directory: Path) -> None:
     with Room(kind, directory) as room:
-        run_state_machine_as_test(lambda: QueueMachine(room), settings=SETTINGS)
+        run_state_machine_as_test(lambda: QueueMachine(room), settings=settings(SETTINGS, max_examples=EXAMPLES[kind]))
 
 
 class Room:

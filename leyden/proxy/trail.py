@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from leyden.server.codec import int32_array
 from leyden.types import Generation
 
 MAX_BYTES = 16 * 2**20  # of one attempt, about; beyond it the oldest calls are forgotten
@@ -128,7 +129,7 @@ class Place:
     def ids(self, prompt: Sequence[int]) -> array[int]:
         """``prompt`` as an array, made once."""
         if self.read is None:
-            self.read = array("i", prompt)
+            self.read = int32_array(prompt)
         return self.read
 
 
@@ -209,7 +210,7 @@ class Trail:
             shared = common(base.ids(), read)
         turn = Turn(
             generation.id, generation.finish_reason, node, self._child(node, key, answer), base if shared else None, shared, read[shared:],
-            array("i", sampled),
+            int32_array(sampled),
         )  # fmt: skip
         turn.asked.asked.append(turn)
         turn.answered.answered.append(turn)

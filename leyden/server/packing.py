@@ -51,10 +51,10 @@ def _add_plain(parts: list[bytes | bytearray], plain: bytearray) -> None:
 
 def pack_json(value: Any, pieces: Pieces) -> bytes:
     """``value`` as JSON, without secrets. In an object each long value is cut from its own start, whatever the others beside it say."""
-    data = redact(encode(value))
+    data = encode(value)
     if len(data) < PIECE:
-        return data
-    return pack(_runs_of_object(value) if isinstance(value, dict) else [data], pieces)
+        return redact(data)
+    return pack(_runs_of_object(value) if isinstance(value, dict) else [redact(data)], pieces)
 
 
 def _runs_of_object(value: Mapping[str, Any]) -> Iterator[bytes]:

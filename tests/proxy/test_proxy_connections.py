@@ -6,13 +6,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from leyden.proxy import connections
 from leyden.proxy.connection import MAX_AHEAD, BrokenOff
 from leyden.proxy.connections import Connections, NotConnected
 
+Run = Callable[[Awaitable[None]], None]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
 
 
 @asynccontextmanager
@@ -61,7 +68,7 @@ async def ask(url: str, pool: Connections, body: bytes = b"{}") -> tuple[int, by
     return response.status, await response.read()
 
 
-def test_a_request_arrives_as_it_was_sent() -> None:
+def test_a_request_arrives_as_it_was_sent(run: Run) -> None:
     async def main() -> None:
         seen = []
 
@@ -77,21 +84,21 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         lines = head.lower().split("\r\n")
         assert f"host: {url.removeprefix('http://')}" in lines and "authorization: bearer k" in lines
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_a_connection_is_used_again_once_its_answer_has_ended() -> None:
+def test_a_connection_is_used_again_once_its_answer_has_ended(run: Run) -> None:
     async def main() -> None:
         async with engine(saying(OK, times=3)) as (url, pool, accepted):
             for _ in range(3):
                 assert await ask(url, pool) == (200, b"hi")
             assert len(accepted) == 1
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("how", ["idle for too long", "closed by the server", "told to close", "a second answer to one request"])
-def test_a_connection_is_not_used_again_when(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_is_not_used_again_when(run: Run, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await request_of(reader)
@@ -118,7 +125,7 @@ def test_a_connection_is_not_used_again_when(how: str, monkeypatch: pytest.Monke
             assert await ask(url, pool) == (200, b"hi")
             assert len(accepted) == 2
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +137,7 @@ def test_a_connection_is_not_used_again_when(how: str, monkeypatch: pytest.Monke
     ],
     ids=["after an interim answer", "in chunks", "without a body"],
 )
-def test_an_answer_is_read_to_its_end(sent: bytes, body: bytes) -> None:
+def test_an_answer_is_read_to_its_end(run: Run, sent: bytes, body: bytes) -> None:
     async def main() -> None:
         async with engine(saying(sent, times=2)) as (url, pool, accepted):
             for _ in range(2):
@@ -139,10 +146,10 @@ def test_an_answer_is_read_to_its_end(sent: bytes, body: bytes) -> None:
                 assert await response.read() == body and "link" not in response.headers
             assert len(accepted) == 1
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_an_answer_without_a_length_lasts_until_the_connection_ends() -> None:
+def test_an_answer_without_a_length_lasts_until_the_connection_ends(run: Run) -> None:
     async def main() -> None:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await request_of(reader)
@@ -151,7 +158,7 @@ def test_an_answer_without_a_length_lasts_until_the_connection_ends() -> None:
         async with engine(talk) as (url, pool, _):
             assert await ask(url, pool) == (200, b"all of it")
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +174,7 @@ def test_an_answer_without_a_length_lasts_until_the_connection_ends() -> None:
     ],
     ids=["nothing", "half a body", "half the chunks", "only an interim answer", "another protocol", "two lengths", "endless headers"],
 )
-def test_an_answer_that_is_not_whole_is_broken_off(sent: bytes, why: str) -> None:
+def test_an_answer_that_is_not_whole_is_broken_off(run: Run, sent: bytes, why: str) -> None:
     async def main() -> None:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await request_of(reader)
@@ -178,10 +185,10 @@ def test_an_answer_that_is_not_whole_is_broken_off(sent: bytes, why: str) -> Non
             with pytest.raises(BrokenOff, match=why):
                 await ask(url, pool)
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_an_engine_waits_while_nobody_reads_its_answer_and_the_next_call_is_not_held_up() -> None:
+def test_an_engine_waits_while_nobody_reads_its_answer_and_the_next_call_is_not_held_up(run: Run) -> None:
     async def main() -> None:
         size = 64 << 20
         sent = 0
@@ -209,10 +216,10 @@ def test_an_engine_waits_while_nobody_reads_its_answer_and_the_next_call_is_not_
             assert await ask(url, pool) == (200, b"hi")
             assert len(accepted) == 1
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_a_reader_that_is_cancelled_closes_the_connection() -> None:
+def test_a_reader_that_is_cancelled_closes_the_connection(run: Run) -> None:
     async def main() -> None:
         left = asyncio.Event()
 
@@ -231,17 +238,17 @@ def test_a_reader_that_is_cancelled_closes_the_connection() -> None:
             async with asyncio.timeout(10):
                 await left.wait()
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_a_port_where_nobody_listens_is_not_connected() -> None:
+def test_a_port_where_nobody_listens_is_not_connected(run: Run) -> None:
     async def main() -> None:
         async with engine(saying(OK)) as (url, pool, _):
             pass
         with pytest.raises(NotConnected):
             await ask(url, pool)
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -254,11 +261,11 @@ def test_a_port_where_nobody_listens_is_not_connected() -> None:
         (None, {"x": "→"}),
     ],
 )
-def test_what_cannot_be_sent_is_not(url: str | None, headers: dict[str, str]) -> None:
+def test_what_cannot_be_sent_is_not(run: Run, url: str | None, headers: dict[str, str]) -> None:
     async def main() -> None:
         async with engine(saying(OK)) as (here, pool, _):
             with pytest.raises(ValueError):
                 await pool.request("POST", url or here, headers, b"{}")
             assert await ask(here, pool) == (200, b"hi")  # and nothing of it is left in a connection
 
-    asyncio.run(main())
+    run(main())

@@ -41,6 +41,22 @@ class NotFound(LeydenError):
     exit_code = 2
 
 
+class Unauthorized(LeydenError):
+    """The store asks for a token, and there was none, or none that it knows."""
+
+    code = "unauthorized"
+    status = 401
+    exit_code = 4
+
+
+class Forbidden(LeydenError):
+    """What was shown does not allow this."""
+
+    code = "forbidden"
+    status = 403
+    exit_code = 4
+
+
 class Conflict(LeydenError):
     """The same key or position already holds a different value, or the state does not allow the change."""
 

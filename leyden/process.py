@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -226,6 +226,22 @@ def _exit_terminated(signum: int, frame: FrameType | None) -> None:
     sys.exit(128 + signum)
 
 
+def leave_after(main: Callable[[], int | None]) -> NoReturn:
+    """Run ``main`` and end this process with the status that it returns (None is 0) or exits with. The last line of a child's module.
+
+    Exit handlers run and what was printed is flushed, but the interpreter is not taken apart: that takes a second where torch is loaded,
+    in which whoever waits for this process waits for nothing. No thread is joined that ``main`` has not joined.
+    """
+    try:
+        status = main() or 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 _death_pipes: set[int] = set()
 
 
@@ -340,7 +356,7 @@ async def wait_ready(child: Child, probe: Callable[[], Awaitable[bool]], timeout
         while (left := deadline - time.monotonic()) > 0:
             if await _unless(death, probe(), left):
                 return
-            pause = min(pause * 1.5, 1.0)
+            pause = min(pause * 1.5, 0.2)
             await asyncio.wait({death}, timeout=min(pause, left))
             if death.done():
                 raise Unavailable(f"{what} died while starting ({_describe(death.result())})", _log_hint(child))

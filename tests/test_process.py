@@ -255,6 +255,34 @@ def test_a_grandchild_gets_neither_the_pipe_nor_its_number(marker: str) -> None:
     assert asyncio.run(scenario()) == b"False False\n"
 
 
+ENDINGS = [("return 3", 3), ("return None", 0), ("sys.exit(143)", 143), ("sys.exit()", 0), ("1 / 0", 1)]
+
+
+@pytest.mark.parametrize(("ending", "status"), ENDINGS)
+def test_a_child_that_leaves_runs_its_exit_handlers_and_is_not_taken_apart(ending: str, status: int) -> None:
+    code = f"""
+    import atexit, sys
+    from leyden.process import leave_after
+
+    class Kept:
+        def __del__(self):
+            print("taken apart")
+
+    kept = Kept()
+
+    def main():
+        atexit.register(print, "exit handler")
+        print("done", end=" ")
+        {ending}
+
+    leave_after(main)
+    """
+    ended = subprocess.run(python(code), capture_output=True, text=True, check=False)
+    assert ended.returncode == status
+    assert ended.stdout == ("done exit handler\n" if status != 1 else "done exit handler\ntaken apart\n")
+    assert ("ZeroDivisionError" in ended.stderr) is (status == 1)
+
+
 def test_watch_parent_does_nothing_outside_a_child() -> None:
     code = "import signal, threading; from leyden.process import watch_parent; watch_parent(); print(threading.active_count())"
     env = {name: value for name, value in os.environ.items() if name != PARENT_FD}

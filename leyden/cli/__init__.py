@@ -1,7 +1,7 @@
 """The ``leyden`` command line. Each verb lives in its own module and is imported only when it is called.
 
-stdout is data, stderr is talk. Exit status: 0 done, 1 the answer is no, 2 wrong use or input, 3 a part failed, 5 conflict,
-130 interrupted, 143 terminated.
+stdout is data, stderr is talk. Exit status: 0 done, 1 the answer is no, 2 wrong use or input, 3 a part failed, 4 not allowed,
+5 conflict, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ VERBS = {
     "traces": "List what agents did, and show it call by call.",
     "tokens": "Show whether what is trained on is what the model sampled, call by call.",
     "workers": "List runner processes.",
+    "token": "Make, list and revoke the tokens that a store asks for.",
     "sql": "Run one read-only query over the store's views.",
     "prune": "Delete rollouts that ended long ago.",
     "backup": "Copy a store into a file while it runs.",

@@ -18,7 +18,7 @@ from leyden.errors import LeydenError, MissingExtra, Unavailable, UsageError
 from leyden.files import sha256_of
 from leyden.models.eos import eos_token_ids
 from leyden.models.template import HERMES, TEMPLATE, read_template
-from leyden.process import spawn, watch_parent
+from leyden.process import leave_after, spawn, watch_parent
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them
 
@@ -278,4 +278,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave_after(lambda: main(sys.argv[1:]))

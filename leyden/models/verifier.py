@@ -19,7 +19,7 @@ import httpx
 
 from leyden.errors import LeydenError, Unavailable
 from leyden.models.tensors import Adapter, Weights, bf16_step
-from leyden.process import spawn, watch_parent
+from leyden.process import leave_after, spawn, watch_parent
 from leyden.types import Record
 
 if TYPE_CHECKING:
@@ -329,4 +329,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave_after(lambda: main(sys.argv[1:]))

@@ -19,6 +19,7 @@ from leyden.errors import LeydenError, Unavailable, UsageError
 from leyden.process import Child, new_marker, spawn
 from leyden.runners.process import EXIT_STUCK
 from leyden.runners.runner import News
+from leyden.server.interface import TOKEN
 from leyden.types import DEFAULT_QUEUE, ID_PATTERN, FailureKind, LeaseRef
 
 MAX_DEATHS = 5  # in a row, each within LIVED seconds of its start, and none that ended the attempt of the one that did it
@@ -180,7 +181,7 @@ class RunnerPool:
         args += ["--tracer", config.tracer] if config.tracer else []
         args += ["--max-rollouts", str(config.max_rollouts)] if config.max_rollouts else []
         log_path = config.log_dir / f"runner-{number}.log" if config.log_dir else None
-        env = {name: os.environ[name] for name in config.pass_env}
+        env = {name: os.environ[name] for name in (*config.pass_env, TOKEN) if name in os.environ}
         args += ["--debug"] if config.debug else []
         return await spawn(args, marker=self._marker, log_path=log_path, env=env, stdout_pipe=True)
 

@@ -26,6 +26,7 @@ from leyden.runners.hooks import Observers
 from leyden.runners.loading import load_agent, make_object
 from leyden.runners.runner import Ending, News, Runner, RunnerConfig, Watcher
 from leyden.runners.spool import spool_of
+from leyden.server.interface import TOKEN
 from leyden.types import LeaseRef
 
 EXIT_STUCK = 75  # EX_TEMPFAIL of sysexits.h: an agent could not be stopped, start me anew
@@ -48,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tracer")
     parser.add_argument("--debug", action="store_true")
     args = parser.parse_args(argv)
+    token = os.environ.pop(TOKEN, None)  # the tools that an agent starts must not inherit it
     parent = os.dup(1)
     stdio = Stdio()  # what an agent prints is talk, and must not get into our lines
     watch_parent(args.grace + HARD_STOP_MARGIN)
@@ -60,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         for sig in (signal.SIGINT, signal.SIGTERM):  # what these raised inside the loop would end its main task, and not the loop
             signal.signal(sig, lambda signum, frame: early.append(signum))
         with asyncio.Runner(loop_factory=EventLoop) as loop:
-            return loop.run(_run(agent, observers, args, ParentWatches(parent, stdio), early))
+            return loop.run(_run(agent, observers, args, token, ParentWatches(parent, stdio), early))
     except LeydenError as error:
         if args.debug:
             traceback.print_exc()
@@ -94,7 +96,9 @@ class ParentWatches(Watcher):
         os._exit(EXIT_STUCK)
 
 
-async def _run(agent: Agent, observers: Observers, args: argparse.Namespace, watcher: ParentWatches, early: list[int]) -> int:
+async def _run(
+    agent: Agent, observers: Observers, args: argparse.Namespace, token: str | None, watcher: ParentWatches, early: list[int]
+) -> int:
     from leyden.server.client import StoreClient
 
     config = RunnerConfig(
@@ -106,7 +110,7 @@ async def _run(agent: Agent, observers: Observers, args: argparse.Namespace, wat
         alone_first=args.alone_first,
         spool=spool_of(args.store),
     )
-    runner = Runner(agent, lambda: StoreClient(args.store, deadline=STORE_DEADLINE), config, watcher, observers)
+    runner = Runner(agent, lambda: StoreClient(args.store, STORE_DEADLINE, token), config, watcher, observers)
     loop = asyncio.get_running_loop()
     asked = False
 

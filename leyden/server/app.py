@@ -14,22 +14,45 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from leyden.errors import LeydenError
+from leyden.server.access import Access
+from leyden.server.exposition import CONTENT_TYPE, expose
+from leyden.server.metrics import CountsAnswers
 from leyden.server.openapi import make_document
-from leyden.server.routes import capture, leases, otlp, queues, reading, resources, rollouts, runs, workers
+from leyden.server.readiness import Readiness
+from leyden.server.routes import capture, leases, otlp, queues, reading, resources, rollouts, runs, tokens, workers
 from leyden.server.sqlstore import SQLStore
-from leyden.server.wire import LOOPBACK_HOSTS, HostCheck, answer_bug, answer_error, answer_http_error, answer_nobody, json_response
+from leyden.server.wire import (
+    LOOPBACK_HOSTS,
+    AccessCheck,
+    PageCheck,
+    answer_bug,
+    answer_error,
+    answer_http_error,
+    answer_nobody,
+    json_response,
+)
 
-ROUTERS = tuple(module.router for module in (rollouts, leases, capture, resources, workers, runs, queues, reading, otlp))
+ROUTERS = tuple(module.router for module in (rollouts, leases, capture, resources, workers, runs, queues, reading, tokens, otlp))
 
 
-def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] = LOOPBACK_HOSTS) -> FastAPI:
-    """``store`` is the caller's to close. ``nonce`` tells this server from a stranger on its port; ``hosts`` are the names it serves."""
+def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] | None = LOOPBACK_HOSTS) -> FastAPI:
+    """``store`` is the caller's to close. ``nonce`` tells this server from a stranger on its port; ``hosts`` are the names it serves;
+    None: it can be reached from other machines, under whatever name, and asks everybody for a token."""
     app = FastAPI(title="Leyden store", openapi_url=None)
     app.state.store = store
     health = {"status": "ok", "name": "leyden-store", "version": _version(), "nonce": nonce or secrets.token_hex(8)}
 
     async def answer_health(request: Request) -> Response:
         return json_response(health)
+
+    readiness = Readiness(store)
+
+    async def answer_ready(request: Request) -> Response:
+        await readiness.check()
+        return json_response({"status": "ready"})
+
+    async def answer_metrics(request: Request) -> Response:
+        return Response(expose(await store.measure(), health["version"]), media_type=CONTENT_TYPE)
 
     @cache
     def document() -> bytes:
@@ -39,6 +62,8 @@ def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] 
         return Response(document(), media_type="application/json")
 
     app.add_route("/health", answer_health, methods=["GET"])
+    app.add_route("/ready", answer_ready, methods=["GET"])
+    app.add_route("/metrics", answer_metrics, methods=["GET"])
     app.add_route("/openapi.json", answer_document, methods=["GET"])
     for router in ROUTERS:
         app.include_router(router)
@@ -46,7 +71,11 @@ def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] 
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(ClientDisconnect, answer_nobody)
     app.add_exception_handler(Exception, answer_bug)
-    app.add_middleware(HostCheck, hosts=hosts)
+    app.state.access = Access(store, always=hosts is None)
+    app.add_middleware(AccessCheck, access=app.state.access)
+    app.add_middleware(PageCheck, hosts=hosts)
+    # The last one added is the first to see a request.
+    app.add_middleware(CountsAnswers, metrics=store.metrics, routes=[*app.routes, *routes()])
     return app
 
 

@@ -37,6 +37,20 @@ class Job:
         return f"{self.operation.__module__.rpartition('.')[2]}.{self.operation.__name__}"
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """How much waits in each lane: operations, and bytes of captured data."""
+
+    urgent: int
+    bulk: int
+    bulk_bytes: int
+
+    @property
+    def full(self) -> bool:
+        """One of the lanes takes nothing more."""
+        return self.urgent >= MAX_URGENT or self.bulk_bytes >= MAX_BULK_BYTES
+
+
 class Backlog:
     """Filled by the event loop, emptied by writer threads."""
 
@@ -69,6 +83,10 @@ class Backlog:
             raise _behind("writes")
         if self._bulk_bytes >= MAX_BULK_BYTES // 2:
             raise _behind("captured data")
+
+    def waiting(self) -> Waiting:
+        with self._changed:
+            return Waiting(len(self._urgent), len(self._bulk), self._bulk_bytes)
 
     def take(self, limit: int) -> list[Job]:
         """Waits for work, then takes up to ``limit`` operations: urgent ones first, and one of the others with them, or, where one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -19,9 +20,10 @@ from leyden.audit import AuditCounts, CallAudit
 from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
 from leyden.server import messages
 from leyden.server.codec import encode
-from leyden.server.interface import MAX_WAIT, new_key, with_keys
+from leyden.server.interface import MAX_WAIT, TOKEN, new_key, with_keys
 from leyden.server.lanes import LanesTransport
 from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, SpanQuery, Trace, TraceQuery, asked
+from leyden.server.tokens import NewToken, Token
 from leyden.types import (
     DEFAULT_QUEUE,
     Attempt,
@@ -56,20 +58,39 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 _ERRORS: dict[str, type[LeydenError]] = {
     kind.code: kind
-    for kind in (errors.UsageError, InvalidRequest, errors.NotFound, errors.Conflict, errors.LeaseLost, errors.TooLarge, Busy, Unavailable)
+    for kind in (
+        errors.UsageError,
+        InvalidRequest,
+        errors.NotFound,
+        errors.Unauthorized,
+        errors.Forbidden,
+        errors.Conflict,
+        errors.LeaseLost,
+        errors.TooLarge,
+        Busy,
+        Unavailable,
+    )
 }
 
 
 class StoreClient:
-    """``Store`` at a URL. Use it in one event loop; ``async with StoreClient(url) as store``, or ``await store.close()``."""
+    """``Store`` at a URL. Use it in one event loop; ``async with StoreClient(url) as store``, or ``await store.close()``.
 
-    def __init__(self, url: str, deadline: float = DEADLINE) -> None:
+    ``token``: for a store that asks for one; None: that of ``LEYDEN_TOKEN``, if there is any.
+    """
+
+    def __init__(self, url: str, deadline: float = DEADLINE, token: str | None = None) -> None:
         self.url = url.rstrip("/")
         self.deadline = deadline  # seconds; a new value holds from the next call on
         self.busy_until = 0.0
         self._answered = False
         # trust_env off: a proxy set for the web must not see what agents did.
-        self._http = httpx.AsyncClient(base_url=self.url, trust_env=False, transport=LanesTransport(self.url.startswith("https:")))
+        token = token or os.environ.get(TOKEN)
+        if token and not (token.isascii() and token.isprintable()):
+            raise errors.UsageError(f"what {TOKEN} holds is no token", "set it to what leyden token create has printed, and nothing else")
+        headers = {"authorization": f"Bearer {token}"} if token else None
+        transport = LanesTransport(self.url.startswith("https:"))
+        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, trust_env=False, transport=transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -300,6 +321,17 @@ class StoreClient:
 
     async def list_runs(self, limit: int = 100) -> list[Run]:
         return await self._get("/v1/runs", messages.RUNS, limit=limit)
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    async def add_token(self, new: NewToken) -> Token:
+        return await self._post("/v1/tokens", new, Token)
+
+    async def list_tokens(self) -> list[Token]:
+        return await self._get("/v1/tokens", messages.TOKENS)
+
+    async def revoke_token(self, token_id: str) -> Token:
+        return await self._post(f"/v1/tokens/{_part(token_id)}/revoke", None, Token)
 
     # -- retention -----------------------------------------------------------------------------------------------------
 

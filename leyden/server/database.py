@@ -20,6 +20,15 @@ class Start:
     mark: str = ""
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Of a database in a file: bytes of it, of its write-ahead log, and of the room that is left on its disk."""
+
+    database: int
+    wal: int
+    disk_free: int
+
+
 class Database(Protocol):
     """An open database, its schema made or brought up to date.
 
@@ -71,6 +80,10 @@ class Database(Protocol):
 
     def describe(self, error: Exception) -> str:
         """What went wrong, for the person who runs the store."""
+        ...
+
+    def sizes(self) -> Sizes | None:
+        """None for one on a server, which tells its sizes itself."""
         ...
 
     def close(self) -> None:

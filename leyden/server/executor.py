@@ -22,8 +22,9 @@ from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
 from leyden.errors import InvalidRequest, LeydenError, Unavailable
 from leyden.failpoint import failpoint
-from leyden.server.backlog import Backlog, Job
+from leyden.server.backlog import Backlog, Job, Waiting
 from leyden.server.database import Database, Start
+from leyden.server.metrics import Metrics
 from leyden.server.transaction import Changes, Transaction
 
 P = ParamSpec("P")
@@ -57,6 +58,7 @@ class Executor:
         self._on_commit = on_commit
         self._loop = asyncio.get_running_loop()
         self._backlog = Backlog()
+        self.metrics = Metrics()
         self._closed = False
         self._closing: asyncio.Task[None]
         self._own = threading.local()
@@ -83,6 +85,10 @@ class Executor:
         """``operation(tx, [item])``, as bulk. All that waits for the same operation is given to it at once, which is far cheaper; where it
         fails for several, each is tried alone."""
         await self._put(operation, ([item],), max(1, size), together=True)
+
+    def waiting(self) -> Waiting:
+        """The writes that wait now."""
+        return self._backlog.waiting()
 
     def check_room(self) -> None:
         """Raises ``Busy`` once half of what may wait does: whoever would bring more work should ask before there is no room to end it."""
@@ -152,8 +158,9 @@ class Executor:
         except DBAPIError as error:  # it is away, or full: the first write tries again
             log.info("a writer has no connection yet: %s", self._database.describe(error))
         while batch := self._backlog.take(self._database.max_batch):
+            began = time.perf_counter()
             outcomes, changes = self._commit(batch)
-            self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes)
+            self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes, time.perf_counter() - began)
 
     def _commit(self, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
         """Never fails itself: whatever happens is the outcome of each of the batch."""
@@ -163,7 +170,9 @@ class Executor:
             # The whole transaction is gone (disk full, I/O error, a failed COMMIT): nothing in it may be acknowledged.
             log.exception("a commit of %d operations failed", len(batch))
             failure = self._unavailable("write", error)
-            return [_Outcome(error=failure) for _ in batch], Changes()
+            failed = Changes()
+            failed.count("commits", "failed")
+            return [_Outcome(error=failure) for _ in batch], failed
 
     def _commit_once(self, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
         conn = self._connection(self._database.open_writer)
@@ -186,6 +195,8 @@ class Executor:
                 raise
         for job in batch:
             failpoint(f"{job.name}:after-commit")
+        refused = alone and outcomes[0].error is not None
+        changes.count("commits", "refused" if refused else "committed")
         return outcomes, changes
 
     def _was_committed(self, conn: Connection, start: Start, error: Exception) -> bool:
@@ -259,14 +270,18 @@ class Executor:
 
     # -- back in the loop ----------------------------------------------------------------------------------------------
 
-    def _deliver(self, batch: list[Job], outcomes: list[_Outcome], changes: Changes) -> None:
+    def _deliver(self, batch: list[Job], outcomes: list[_Outcome], changes: Changes, seconds: float) -> None:
+        size = 0
         for job, outcome in zip(batch, outcomes, strict=True):
+            if outcome.error is None:
+                size += job.size
             if job.future.done():  # its caller was cancelled
                 continue
             if outcome.error is not None:
                 job.future.set_exception(outcome.error)
             else:
                 job.future.set_result(outcome.result)
+        self.metrics.committed(len(batch), size, seconds, changes.done)
         self._on_commit(changes)
 
 

@@ -55,6 +55,11 @@ class Intake:
         finally:
             self._held -= mine
 
+    @property
+    def held(self) -> int:
+        """Bytes under way now."""
+        return self._held
+
     def close(self) -> None:
         self._closed = True
         self._threads.shutdown(wait=False)

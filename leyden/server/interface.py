@@ -36,6 +36,7 @@ from leyden.types import (
     Worker,
 )
 
+TOKEN = "LEYDEN_TOKEN"  # in the environment: what a client shows to a store that asks for a token
 MAX_WAIT = 20.0  # seconds a long poll may last
 MAX_CLAIM = 512  # rollouts in one claim
 

@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from leyden.audit import CallAudit
 from leyden.server.queries import Trace
+from leyden.server.tokens import Token
 from leyden.types import (
     DEFAULT_QUEUE,
     Attempt,
@@ -169,4 +170,5 @@ REJECTIONS = TypeAdapter(list[Rejection])
 WORKERS = TypeAdapter(list[Worker])
 RUNS = TypeAdapter(list[Run])
 QUEUES = TypeAdapter(list[Queue])
+TOKENS = TypeAdapter(list[Token])
 NUMBER = TypeAdapter(int)

@@ -89,4 +89,9 @@ def _audits(conn: Connection) -> None:
     )
 
 
-STEPS: dict[int, Callable[[Connection], None]] = {1: _queues_and_normalized_spans, 2: _audits}
+def _tokens(conn: Connection) -> None:
+    """3 to 4."""
+    schema.tokens.create(conn, checkfirst=True)  # the first step makes all tables that are missing
+
+
+STEPS: dict[int, Callable[[Connection], None]] = {1: _queues_and_normalized_spans, 2: _audits, 3: _tokens}

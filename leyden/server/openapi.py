@@ -31,6 +31,7 @@ _HEALTH = {
     "required": ["status", "name", "version", "nonce"],
     "properties": {name: {"type": "string"} for name in ("status", "name", "version", "nonce")},
 }
+_READY = {"type": "object", "required": ["status"], "properties": {"status": {"const": "ready"}}}
 _STATUS = {  # google.rpc.Status, in JSON
     "type": "object",
     "required": ["message"],
@@ -53,6 +54,8 @@ def make_document(routes: Iterable[BaseRoute], version: str) -> dict[str, Any]:
     adapters = list(_adapters(described))
     schemas, shared = TypeAdapter.json_schemas([(key, mode, adapter) for key, mode, adapter in adapters], ref_template=_REF)
     paths: dict[str, Any] = {"/health": {"get": _operation("health", "Whether it is there, and which it is", _content(_HEALTH))}}
+    paths["/ready"] = {"get": _operation("ready", "Whether it can do its work just now; 503 says why not", _content(_READY))}
+    paths["/metrics"] = {"get": _operation("metrics", "Prometheus' text format", {"text/plain": {"schema": {"type": "string"}}})}
     paths["/v1/traces"] = {"post": _export()}
     for path, method, route in described:
         operation = _operation(route.name, route.summary, _content(schemas[_key(route, "answer"), "serialization"]))

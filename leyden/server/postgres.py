@@ -125,6 +125,9 @@ class PostgresDatabase:
         cause = error.orig if isinstance(error, DBAPIError) else error
         return " ".join(str(cause).split())
 
+    def sizes(self) -> None:
+        return None
+
     def close(self) -> None:
         self._engine.dispose()
         self._reading.dispose()

@@ -25,7 +25,7 @@ from sqlalchemy.types import TypeEngine
 
 from leyden.server.codec import clean_text
 
-SCHEMA_VERSION = 3  # a step for each in ``migrations``
+SCHEMA_VERSION = 4  # a step for each in ``migrations``
 
 
 class SafeText(TypeDecorator[str]):
@@ -328,4 +328,15 @@ runs = Table(
     Column("alive_until", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("finished_at", BigInteger),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", SafeText, nullable=False),
+    Column("hash", Text, nullable=False),  # SHA-256, hex
+    Column("scopes", Text, nullable=False),  # with a space between
+    Column("created_at", BigInteger, nullable=False),
+    Column("revoked_at", BigInteger),
 )

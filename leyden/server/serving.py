@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from leyden.errors import UsageError
 from leyden.process import reserve_port
 from leyden.server.app import create_app
 from leyden.server.sqlstore import SQLStore
+from leyden.server.tokens import Token
+from leyden.server.tokenstore import tokens_of
 from leyden.server.wire import LOOPBACK_HOSTS
 
 STOP_GRACE = 5  # seconds for requests in flight
@@ -49,9 +51,11 @@ class _Server(uvicorn.Server):
 async def listening(store: SQLStore, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Listening]:
     """Serve ``store`` on ``host:port`` (0: any free port) while the context is open; the store stays open.
 
-    Raises ``UsageError`` for a port that is taken, and for an address beyond this machine, since there are no tokens yet.
+    Raises ``UsageError`` for a port that is taken, and for an address beyond this machine while the store has no token.
     """
-    with closing(_bind(host, port)) as sock:
+    if not _is_loopback(host):
+        _check_asks(host, await store.list_tokens())
+    with closing(reserve_port(host, port)) as sock:
         async with _serving(store, sock) as where:
             yield where
 
@@ -59,8 +63,10 @@ async def listening(store: SQLStore, host: str = "127.0.0.1", port: int = 0) -> 
 @asynccontextmanager
 async def _serving(store: SQLStore, sock: socket.socket) -> AsyncIterator[Listening]:
     nonce = os.urandom(8).hex()
+    hosts = LOOPBACK_HOSTS if _is_loopback(sock.getsockname()[0]) else None
     config = uvicorn.Config(
-        create_app(store, nonce, LOOPBACK_HOSTS),
+        create_app(store, nonce, hosts),
+        log_config=None,  # whoever runs the process says where it goes (``logs``)
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -90,7 +96,7 @@ async def serve(
     """Open ``database`` (None: a temporary file), serve it until SIGINT or SIGTERM, and return which of the two it was.
 
     Call it in the main thread. ``ready`` is told once it listens, and ``ready_file`` then holds the same as JSON. A second signal exits
-    at once: everything acknowledged is on disk.
+    at once: everything acknowledged is on disk. Raises ``UsageError`` as ``listening`` does.
     """
     stopped: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
 
@@ -99,7 +105,9 @@ async def serve(
             os._exit(128 + signum)
         stopped.set_result(signum)
 
-    with closing(_bind(host, port)) as sock:  # before the database: a port that is taken leaves no file behind
+    if not _is_loopback(host):
+        _check_asks(host, await asyncio.to_thread(tokens_of, database))
+    with closing(reserve_port(host, port)) as sock:  # before the database: a port that is taken leaves no file behind
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, stop, signum)
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -110,17 +118,19 @@ async def serve(
             return await stopped
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _is_loopback(host: str) -> bool:
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        loopback = False
-    if not loopback:
+        return False
+
+
+def _check_asks(host: str, tokens: Sequence[Token]) -> None:
+    if all(token.revoked_at is not None for token in tokens):
         raise UsageError(
-            f"the store listens on this machine only, not on {host}: it has no tokens yet",
-            "store --host 127.0.0.1, and reach it from elsewhere through a tunnel: ssh -L 4747:127.0.0.1:4747 MACHINE",
+            f"without a token the store listens on this machine only, not on {host}",
+            "make one first: leyden token create NAME --scope admin; or reach it through a tunnel: ssh -L 4747:127.0.0.1:4747 MACHINE",
         )
-    return reserve_port(host, port)
 
 
 def _url(sock: socket.socket) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -22,7 +23,7 @@ from sqlalchemy.pool import StaticPool
 from leyden.errors import Unavailable, UsageError
 from leyden.server import migrations, schema
 from leyden.server.clock import SteadyClock
-from leyden.server.database import READ_SECONDS, Start
+from leyden.server.database import READ_SECONDS, Sizes, Start
 
 BUSY_TIMEOUT_MS = 10_000
 _CHECK_EVERY = 10_000  # steps of SQLite's machine
@@ -141,6 +142,11 @@ class SQLiteFile:
     def stop_reading(self) -> None:
         self._reading_stopped = True
 
+    def sizes(self) -> Sizes:
+        log = Path(f"{self.path}-wal")
+        wal = log.stat().st_size if log.exists() else 0
+        return Sizes(self.path.stat().st_size, wal, shutil.disk_usage(self.path.parent).free)
+
     def close(self) -> None:
         """Call when no thread uses the file any more. The last connection to close folds the log into the file."""
         for reader in self._readers:
@@ -162,7 +168,8 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 
 def _engine(conn: sqlite3.Connection, begin: str) -> Engine:
-    engine = create_engine("sqlite://", creator=lambda: conn, poolclass=StaticPool)
+    # What agents said has no place in a log.
+    engine = create_engine("sqlite://", creator=lambda: conn, poolclass=StaticPool, hide_parameters=True)
 
     def send_begin(connection: Any) -> None:
         connection.exec_driver_sql(begin)

@@ -21,6 +21,7 @@ from leyden.server.databases import open_database
 from leyden.server.executor import Executor
 from leyden.server.intake import Intake
 from leyden.server.interface import MAX_CLAIM, MAX_WAIT, new_key, with_keys
+from leyden.server.operating import Operating
 from leyden.server.operations import attempts as attempt_ops
 from leyden.server.operations import claims as claim_ops
 from leyden.server.operations import counters as counter_ops
@@ -36,6 +37,7 @@ from leyden.server.operations.claims import ClaimRequest
 from leyden.server.operations.leases import DEFAULT_LEASE
 from leyden.server.operations.transitions import CHUNK, rollouts_by_id
 from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, asked
+from leyden.server.tokenstore import TokenStore
 from leyden.server.transaction import Changes, Transaction
 from leyden.server.waiting import ClaimDesk, FinalWatch
 from leyden.types import (
@@ -73,7 +75,7 @@ MAX_QUEUES = 64  # in one claim
 log = logging.getLogger(__name__)
 
 
-class SQLStore(Capture):
+class SQLStore(Capture, Operating, TokenStore):
     """``Store`` on a database. ``async with await SQLStore.open("leyden.db") as store``; use it in the event loop that opened it.
 
     ``open(None)`` is an ephemeral store: a temporary file that goes with it.

@@ -11,14 +11,22 @@ from sqlalchemy import Connection
 
 @dataclass
 class Changes:
-    """Whom to wake after the commit."""
+    """Whom to wake after the commit, and what it did."""
 
     work: bool = False  # something may now be claimed
     finished: set[str] = field(default_factory=set)  # rollouts that became final
+    done: dict[tuple[str, str], int] = field(default_factory=dict)  # how much was done, by name and kind: for ``Metrics``
 
     def add(self, other: Changes) -> None:
         self.work |= other.work
         self.finished |= other.finished
+        for (what, kind), n in other.done.items():
+            self.count(what, kind, n)
+
+    def count(self, what: str, kind: str = "", n: int = 1) -> None:
+        """``kind`` is one of a few: each becomes a series of its own."""
+        if n:
+            self.done[what, kind] = self.done.get((what, kind), 0) + n
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,11 @@ class ClaimDesk:
             if self._by_request.get(key) is waiter:
                 del self._by_request[key]
 
+    @property
+    def waiting(self) -> int:
+        """Claims that wait for work now."""
+        return len(self._waiters)
+
     def wake(self) -> None:
         self._dirty = True
         if not self._serving and self._waiters:

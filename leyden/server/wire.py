@@ -1,10 +1,10 @@
-"""HTTP around the store's calls: bounded bodies in, JSON out, errors in one shape, no answers for strange hosts."""
+"""HTTP around the store's calls: bounded bodies in, JSON out, errors in one shape, no answers for strangers and for web pages of others."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from leyden.errors import Busy, InvalidRequest, LeydenError, TooLarge
+from leyden.errors import Busy, Forbidden, InvalidRequest, LeydenError, TooLarge, Unauthorized
+from leyden.server.access import Access, Caller, need_of
 from leyden.server.codec import without_surrogates
 from leyden.server.sqlstore import SQLStore
 
@@ -25,6 +26,8 @@ MAX_DIGITS = 18  # of a number in a path
 MAX_BODY = 64 << 20  # bytes
 LARGE_BODY = 256 << 10  # bytes: a larger one is parsed in a thread
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+OWN_PAGES = (b"same-origin", b"none")  # Sec-Fetch-Site: a page of ours, or no page at all (typed into the address bar)
+CALLER = "leyden.caller"
 
 M = TypeVar("M", bound=BaseModel)
 Handler = Callable[..., Awaitable[Any]]
@@ -37,6 +40,8 @@ class Call:
         self.request = request
         self.store = cast(SQLStore, request.app.state.store)
         self.path: dict[str, str] = request.path_params
+        self.access = cast(Access, request.app.state.access)
+        self.caller = cast(Caller, request.scope[CALLER])
         self.size = 0  # bytes of the body, once it is read
 
     async def read(self, model: type[M]) -> M:
@@ -44,6 +49,12 @@ class Call:
         body = await self.body(MAX_BODY)
         self.size = len(body)
         return await self.store.intake.work(_parse, model, body) if len(body) > LARGE_BODY else _parse(model, body)
+
+    def check_own(self, body: BaseModel | None) -> None:
+        """Raises ``Forbidden`` if whoever calls has an attempt's key, and ``body`` is about another attempt, or about none."""
+        mine, ref = self.caller.attempt, getattr(body, "ref", None)
+        if mine is not None and (ref is None or (ref.rollout_id, ref.attempt) != mine):
+            raise Forbidden("this is the key of another attempt", "use the key that came with the lease of this one")
 
     def number(self, name: str) -> int:
         """A part of the path. Raises ``InvalidRequest``."""
@@ -125,6 +136,7 @@ def route(router: APIRouter, method: str, path: str) -> Callable[[Handler], Hand
                 given["query"] = call.query(models["query"])
             if "body" in models:
                 given["body"] = await call.read(models["body"])
+            call.check_own(given.get("body"))
             return json_response(await handler(call, **given))
 
         described = Described(handler.__name__, summary, models.get("body"), models.get("query"), signature.return_annotation)
@@ -144,7 +156,13 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 async def answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LeydenError)
+    return _error_response(error)
+
+
+def _error_response(error: LeydenError) -> Response:
     headers = {"retry-after": f"{error.retry_after:g}"} if isinstance(error, Busy) else None
+    if isinstance(error, Unauthorized):
+        headers = {"www-authenticate": "Bearer"}  # RFC 9110, 11.6.1
     return Response(orjson.dumps(error.as_dict()), error.status, headers, "application/json")
 
 
@@ -165,23 +183,58 @@ async def answer_bug(request: Request, error: Exception) -> Response:
     return json_response({"error": {"code": "internal", "message": "the store failed on this request", "hint": "see the store's log"}}, 500)
 
 
-# -- hosts -------------------------------------------------------------------------------------------------------------
+# -- doors -------------------------------------------------------------------------------------------------------------
 
 
-class HostCheck:
-    """Refuses requests that name another host: web pages whose name resolves to 127.0.0.1 (DNS rebinding), or that post from elsewhere."""
+class PageCheck:
+    """Refuses what a browser sends for a web page that is not this server's own, to whose address it has access by being on this machine.
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+    ``Origin`` and ``Sec-Fetch-Site`` say whose page it is (another port is another origin); the name in ``Host`` unmasks one whose name
+    was made to resolve to 127.0.0.1 (DNS rebinding). ``hosts``: the names that are served; None: any.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            for name, value in scope["headers"]:
-                if name in (b"host", b"origin") and _host_name(value) not in self._hosts:
-                    body = {"error": {"code": "forbidden", "message": "this host name is not served here", "hint": "use http://127.0.0.1"}}
-                    await json_response(body, 403)(scope, receive, send)
-                    return
+        if scope["type"] == "http" and (why := self._objection(scope["headers"])):
+            await _error_response(Forbidden(why, "use http://127.0.0.1, and no page of another site"))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _objection(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        host = b""
+        origins = []
+        for name, value in headers:
+            if name == b"host":
+                host = value.lower()
+                if self._hosts is not None and _host_name(value) not in self._hosts:
+                    return "this host name is not served here"
+            elif name == b"origin":
+                origins.append(value.lower())
+            elif name == b"sec-fetch-site" and value not in OWN_PAGES:
+                return "web pages of other sites are not served here"
+        if any(origin.partition(b"://")[2] != host for origin in origins):
+            return "web pages of other origins are not served here"
+        return None
+
+
+class AccessCheck:
+    """Lets in who may do what the request is about, and says who it is: ``Call.caller``."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (need := need_of(scope["method"], scope["path"])) is not None:
+            shown = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None)
+            try:
+                scope[CALLER] = await self._access.admit(need, shown)
+            except LeydenError as error:
+                await _error_response(error)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -135,11 +134,3 @@ def test_a_torn_line_costs_no_other_measurement(runs):
         file.write('{"time": 12, "st')
     run.metric(step="train", loss=0.5)
     assert [line["step"] for line in run.metrics()] == ["collect", "train"]
-
-
-def test_the_time_between_two_drivers_is_nobodys(runs):
-    run = RunDir.create(runs, "1", CONFIG)
-    times = [(0, "driver"), (10, "collect"), (1000, "driver"), (1005, "train"), (1020, "end")]
-    lines = [json.dumps({"time": seconds * 1_000_000, "step": step}) for seconds, step in times]
-    (run.path / "metrics.jsonl").write_text("\n".join(lines))
-    assert run.seconds_driven() == 30

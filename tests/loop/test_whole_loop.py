@@ -131,6 +131,21 @@ def test_a_person_can_follow_and_look_everything_up(whole):
     assert f"leyden serve {summary.champion_path}" in board_lines.getvalue()
 
 
+def test_generation_training_and_the_loops_own_cost_add_up_to_the_runs_wall_time(whole):
+    _, run, _, _ = whole
+    cost = json.loads((run / "summary.json").read_text())["own_cost"]
+    times = [line["time"] for line in RunDir(run).metrics()]
+    spent = cost["seconds"] + cost["generation_seconds"] + cost["training_seconds"]
+    assert spent == pytest.approx((times[-1] - times[0]) / 1e6, abs=0.01)
+    assert cost["unknown_seconds"] == 0
+    by_step = {step["step"]: step for step in cost["steps"]}
+    assert 0 < by_step["train"]["training"] < json.loads((run / "iteration_1" / "train.json").read_text())["outputs"]["seconds"]
+    for step in ("collect", "evaluate-version_0", "evaluate-version_1"):
+        assert 0 < by_step[step]["generation"] < by_step[step]["seconds"]
+    named = {"serving and switching", "verifying", "loading the trainer", "saving and merging", "starting store and runners"}
+    assert named <= cost["parts"].keys()
+
+
 def test_no_process_outlives_the_run(whole):
     _, _, marker, _ = whole
     assert find_by_marker(marker) == []

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from starlette.routing import Route
 from storekit import Kit, run
 
 from leyden.cli import VERBS
+from leyden.server import access
 from leyden.server.adhoc import ask
 from leyden.server.app import routes
 from leyden.server.sqlite import SQLiteFile
+from leyden.server.tokens import Scope, mint
 from leyden.server.views import VIEWS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -27,12 +30,13 @@ def test_every_route_stands_in_the_http_page_with_an_example() -> None:
     page = (DOCS / "http-api.md").read_text()
     registered = {(next(iter((route.methods or set()) - {"HEAD"})), route.path) for route in routes() if isinstance(route, Route)}
     sections = dict(re.findall(r"^### `([A-Z]+ [^`]+)`\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
-    assert sections.keys() == {f"{method} {path}" for method, path in registered} | {"GET /health"}
+    assert sections.keys() == {f"{method} {path}" for method, path in registered} | {"GET /health", "GET /ready", "GET /metrics"}
     for name, text in sections.items():
         assert CURL.search(text), f"{name} has no example"
 
 
-def test_the_examples_of_the_http_page_work_in_their_order() -> None:
+def test_the_examples_of_the_http_page_work_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "UNKNOWN", 0.0)  # the page has a token at once
     page = (DOCS / "http-api.md").read_text()
 
     async def check(kit: Kit) -> None:
@@ -47,8 +51,11 @@ def test_the_examples_of_the_http_page_work_in_their_order() -> None:
 
         async with httpx.AsyncClient(base_url=kit.url, trust_env=False) as http:
             for example in CURL.finditer(page):
+                if "$TOKEN" in example[0] and "TOKEN" not in known:
+                    new, known["TOKEN"] = mint("admin", (Scope.ADMIN,))
+                    await kit.sql.add_token(new)
                 method = "POST" if example["post"] or example["body"] else "GET"
-                headers = dict([example["header"].split(": ")]) if example["header"] else {}
+                headers = dict([fill(example["header"]).split(": ")]) if example["header"] else {}
                 path = fill(example["path"])
                 answer = await http.request(method, path, content=fill(example["body"] or ""), headers=headers)
                 assert answer.status_code == 200, f"{example[0]}: {answer.text}"

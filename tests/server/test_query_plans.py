@@ -20,7 +20,7 @@ from storekit import new_postgres_database
 from leyden.server import schema
 from leyden.server.database import Database
 from leyden.server.databases import open_database
-from leyden.server.operations import attempts, claims, counters, leases, listing, prune, rollouts, traces, transitions
+from leyden.server.operations import attempts, claims, counters, leases, listing, metrics, prune, rollouts, traces, transitions
 from leyden.server.operations.claims import ClaimRequest
 from leyden.server.queries import Prune, RolloutQuery, SpanQuery, TraceQuery
 from leyden.server.transaction import Transaction
@@ -256,6 +256,7 @@ OPERATIONS: dict[str, tuple[Callable[[Transaction], Any], set[str]]] = {
     "spans of a trace": (lambda tx: traces.query_spans(tx, SpanQuery(trace_id=f"{7:032x}", limit=100)), {"spans_trace"}),
     "spans of a time": (lambda tx: traces.query_spans(tx, SpanQuery(received_from=N - 10_000, limit=100)), {"spans_received"}),
     "traces": (lambda tx: traces.list_traces(tx, TraceQuery(limit=20)), {"spans_received", "spans_trace"}),
+    "metrics": (metrics.stored, {"rollouts_state"}),
     "prune": (lambda tx: prune.prune(tx, Prune(older_than=NOW / 1e6 - 1)), {"rollouts_finished"}),
 }
 KEYS = {

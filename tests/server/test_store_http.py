@@ -134,7 +134,8 @@ def test_a_body_over_the_limit_is_413(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"host": "127.0.0.1.evil.example:4747"}, 403),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
-        ({"origin": "http://localhost:3000"}, 200),
+        ({"origin": "http://localhost:3000"}, 403),
+        ({"host": "localhost:3000", "origin": "http://localhost:3000"}, 200),
     ],
 )
 def test_only_this_machine_s_names_are_served(headers: dict[str, str], status: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from leyden.algorithm.algorithm import Algorithm, FastAlgorithm, as_list
 from leyden.algorithm.baseline import Baseline
+from leyden.algorithm.sft.cost import IMPORT
 from leyden.algorithm.sft.interpreter import resolve_backend
 from leyden.algorithm.sft.loop import run_sft
 from leyden.algorithm.sft.phases import Parts
@@ -157,8 +158,9 @@ class SFT(Algorithm):
             registry.promote(imported[0].name, "imported")
             return
         if not self.model_dir.exists():
-            with context.board.step(f"import {self.model} into {self.model_dir}"):
+            with context.board.step(f"import {self.model} into {self.model_dir}") as view:
                 await import_in_child(self.model, self.model_dir, marker=context.marker, log_path=context.run.log("import"))
+            context.run.metric(step=IMPORT, seconds=round(view.seconds, 3))
         await asyncio.to_thread(registry.import_version, self.model_dir)
 
     @property

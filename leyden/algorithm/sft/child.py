@@ -19,7 +19,7 @@ from leyden.algorithm.sft.job import RESULT_FILE, TrainJob, TrainProgress
 from leyden.algorithm.sft.lora import check_shape
 from leyden.errors import LeydenError, MissingExtra, Unavailable
 from leyden.files import disk_errors, write_atomically
-from leyden.process import watch_parent
+from leyden.process import leave_after, watch_parent
 
 
 def main(arguments: list[str]) -> int:
@@ -97,4 +97,4 @@ def _emitter(stream: TextIO) -> Callable[[dict[str, Any]], None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave_after(lambda: main(sys.argv[1:]))

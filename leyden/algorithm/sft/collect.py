@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+from leyden.algorithm.sft.cost import Interval
 from leyden.algorithm.sft.report import Board, StepView, clock
 from leyden.environments.scored import of_one_source
 from leyden.errors import Conflict, TooLarge, Unavailable
@@ -21,6 +22,8 @@ READ_BATCH = 32  # rollouts a request for generations asks for: each may hold th
 LOOK_EVERY = 2.0  # seconds a wait lasts before the board hears of it
 ALIVE_WITHIN = 30.0  # seconds since a runner's last heartbeat
 NO_RUNNER_AFTER = 10.0  # seconds without one before a person is told
+
+Captured = tuple[list[Generation], list[Reward]]
 
 T = TypeVar("T")
 
@@ -160,7 +163,7 @@ def last_rewards(rewards: Iterable[Reward]) -> Mapping[str, float]:
     return {rollout_id: reward.value for rollout_id, reward in last.items()}
 
 
-async def read_captured(store: Store, rollout_ids: Sequence[str]) -> tuple[list[Generation], list[Reward]]:
+async def read_captured(store: Store, rollout_ids: Sequence[str]) -> Captured:
     """Every generation and reward of the rollouts' latest attempts."""
     generations: list[Generation] = []
     rewards: list[Reward] = []
@@ -168,6 +171,19 @@ async def read_captured(store: Store, rollout_ids: Sequence[str]) -> tuple[list[
         generations += await read_generations(store, ids)
         rewards += await store.list_rewards(ids)
     return generations, rewards
+
+
+async def read_call_times(store: Store, ended: Sequence[Ended], generations: Sequence[Generation]) -> list[Interval]:
+    """When each call of these rollouts was at an engine: of the latest attempts, whose ``generations`` are given, and of those before."""
+    retried: dict[int, list[str]] = defaultdict(list)
+    for end in ended:
+        for attempt in range(1, end.rollout.attempt):
+            retried[attempt].append(end.rollout.id)
+    calls = list(generations)
+    for attempt, rollout_ids in retried.items():
+        for ids in batches(rollout_ids, READ_BATCH):
+            calls += await read_generations(store, ids, attempt)
+    return [(call.started_at, call.started_at + round(call.latency * 1e6)) for call in calls]
 
 
 async def read_generations(store: Store, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Generation]:

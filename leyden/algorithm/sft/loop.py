@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from leyden.algorithm.sft.arms import Arms
 from leyden.algorithm.sft.collect import TooManyFailed
+from leyden.algorithm.sft.cost import Cost
 from leyden.algorithm.sft.driver import driving
 from leyden.algorithm.sft.phases import Parts, Phases
 from leyden.algorithm.sft.settings import SFTConfig
@@ -71,7 +72,7 @@ async def run_sft(
             await do.serving.stop()
         run.metric(step="end")
         fidelity = await parts.store.count_audits(run.id)
-        summary.finish(champion.name, do.steps.seconds, run.seconds_driven(), do.tokens, do.calls, fidelity)
+        summary.finish(champion.name, do.steps.seconds, Cost.read(run.metrics()), do.tokens, do.calls, fidelity)
         driver.summary = summary.as_dict()
     run.write_summary(summary.as_dict())  # last: whoever dies before goes on, and tells the store the same once more
     return summary

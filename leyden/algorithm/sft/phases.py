@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +21,8 @@ from leyden.algorithm.random_control import ARM, random_rows
 from leyden.algorithm.refusals import Refusal
 from leyden.algorithm.rows import Row
 from leyden.algorithm.selection import NothingToLearn, Selection, select
-from leyden.algorithm.sft.collect import Ended, Patience, count_tokens, read_captured, read_ended, run_rollouts
+from leyden.algorithm.sft.collect import Captured, Ended, Patience, count_tokens, read_call_times, read_captured, read_ended, run_rollouts
+from leyden.algorithm.sft.cost import STOP, seconds_covered
 from leyden.algorithm.sft.driver import Driver
 from leyden.algorithm.sft.evaluate import Evaluation, judge_versions, measure
 from leyden.algorithm.sft.improve import Improvement
@@ -43,6 +45,8 @@ from leyden.types import Episode, Mode, NewRollout
 
 if TYPE_CHECKING:
     from leyden.proxy import LLMProxy
+
+Work = Sequence[tuple[LoopTask, int]]  # which task, for which time
 
 MAX_RESTARTS = 2  # of an engine that dies, also while it starts again, in one step
 
@@ -86,7 +90,7 @@ class _Batch:
     iteration: int
     mode: Mode
     temperature: float
-    work: Sequence[tuple[LoopTask, int]]
+    work: Work
 
 
 class Phases:
@@ -145,7 +149,8 @@ class Phases:
         if done is not None:
             self.steps.count(iteration, _serve_step(version))
             self.calls.update(done["proxy"])
-            collected = await self._collected(version, await read_ended(parts.store, done["rollouts"]), work)
+            ended = await read_ended(parts.store, done["rollouts"])
+            collected = await self._collected(version, ended, work, await self._captured(ended))
             if collected.digest != done["digest"]:
                 raise Conflict(
                     f"the store holds other rollouts than those that run {parts.run.id} collected in iteration {iteration}",
@@ -155,7 +160,8 @@ class Phases:
         await self._serve(iteration, version)
         async with self.steps.open(iteration, "collect", f"collect with {version.name}", inputs, total=len(work)) as step:
             ended = await self._run(version, step, [_Batch("collect", iteration, Mode.TRAIN, config.temperature, work)])
-            collected = await self._collected(version, ended, work)
+            captured = await self._captured(ended, step)
+            collected = await self._collected(version, ended, work, captured)
             crop = collected.harvest
             passed = sum(reward >= config.selection.min_reward for reward in collected.rewards)
             step.outputs |= {
@@ -178,10 +184,18 @@ class Phases:
             parts.run.metric(iteration=iteration, step="collect", passed=passed, planned=len(work), **asdict(crop.report))
         return collected
 
-    async def _collected(self, version: Version, ended: Sequence[Ended], work: Sequence[tuple[LoopTask, int]]) -> Collected:
-        """What the store holds of rollouts that have ended, as rows."""
-        scored = {end.rollout.id: end.reward for end in ended if end.reward is not None}
+    async def _captured(self, ended: Sequence[Ended], step: Step | None = None) -> Captured:
+        """What the store holds of rollouts that have ended; ``step``: that they were run in, which learns when they were at an engine."""
         generations, rewards = await read_captured(self.parts.store, [end.rollout.id for end in ended])
+        if step is not None:
+            calls = await read_call_times(self.parts.store, ended, generations)
+            step.generation = seconds_covered(calls, step.started_at, time.time_ns() // 1000)
+        return generations, rewards
+
+    async def _collected(self, version: Version, ended: Sequence[Ended], work: Work, captured: Captured) -> Collected:
+        """Rollouts that have ended, as rows."""
+        generations, rewards = captured
+        scored = {end.rollout.id: end.reward for end in ended if end.reward is not None}
         self.tokens += count_tokens(generations)
         tasks = {end.rollout.id: task.id for end, (task, _) in zip(ended, work, strict=True)}
         left_out = {end.rollout.id: Refusal.ATTEMPT_FAILED if end.failed else Refusal.NO_REWARD for end in ended if end.reward is None}
@@ -237,7 +251,9 @@ class Phases:
 
     async def _improve(self, improvement: Improvement) -> tuple[Version, TrainResult]:
         if not improvement.trained and not self.config.serve_while_training:
+            started = time.monotonic()
             await self.serving.stop(drain=DRAIN)
+            self.parts.run.metric(iteration=improvement.iteration, step=STOP, seconds=round(time.monotonic() - started, 3))
         return await improvement.make()
 
     def _seed(self, iteration: int) -> int:
@@ -273,7 +289,7 @@ class Phases:
             batches += [_Batch(f"{kind}-t{GREEDY:g}", iteration, Mode.VAL, GREEDY, once)]
             batches += [_Batch(f"{kind}-regression", iteration, Mode.VAL, GREEDY, general)]
             ended = await self._run(version, step, batches)
-            captured = await read_captured(self.parts.store, [end.rollout.id for end in ended])
+            captured = await self._captured(ended, step)
             tokens = count_tokens(captured[0])
             self.tokens += tokens
             first, second = len(often), len(often) + n

@@ -202,18 +202,6 @@ class RunDir:
             except ValueError:
                 continue
 
-    def seconds_driven(self) -> float:
-        """Wall time of all drivers so far, each from its start to the last thing it measured."""
-        total = 0
-        first = last = None
-        for line in self.metrics():
-            if first is None or line.get("step") == "driver":
-                total += last - first if first is not None and last is not None else 0
-                first = line["time"]
-            last = line["time"]
-        total += last - first if first is not None and last is not None else 0
-        return total / 1e6
-
     # -- writing ---------------------------------------------------------------------------------------------------
     def log(self, process: str) -> Path:
         return self.logs / f"{process}.log"

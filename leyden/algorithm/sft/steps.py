@@ -23,7 +23,11 @@ from leyden.failpoint import failpoint
 
 @dataclass
 class Step:
+    """``generation``: seconds in which a call of its rollouts was at an engine; it goes into the step's last line in ``metrics.jsonl``."""
+
     view: StepView
+    started_at: int  # microseconds since 1970
+    generation: float = 0.0
     outputs: dict[str, Any] = field(default_factory=dict)  # JSON; goes into the manifest
 
 
@@ -72,7 +76,7 @@ class Steps:
         self.run.metric(iteration=iteration, step=name, started=True)
         with self.board.step(title, total) as view:
             failpoint(f"{iteration}/{name}:started")
-            step = Step(view)
+            step = Step(view, started_at)
             yield step
             failpoint(f"{iteration}/{name}:done")
             await self.driver.check()
@@ -95,7 +99,7 @@ class Steps:
                     "seconds": round(seconds, 3),
                 },
             )
-            self.run.metric(iteration=iteration, step=name, seconds=round(seconds, 3))
+            self.run.metric(iteration=iteration, step=name, seconds=round(seconds, 3), generation=round(step.generation, 3))
         failpoint(f"{iteration}/{name}:written")
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from leyden.algorithm.selection import Selection
 from leyden.algorithm.sft.arms import Arms
+from leyden.algorithm.sft.cost import Cost
 from leyden.algorithm.sft.evaluate import Evaluation
 from leyden.algorithm.sft.job import TrainResult
 from leyden.algorithm.sft.phases import Collected
@@ -84,7 +85,7 @@ class Summary:
     versions: list[tuple[str, Evaluation | None]] = field(default_factory=list)
     iterations: list[Iteration] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # by kind of step
-    total_seconds: float = 0.0  # that drivers spent on the run, starts and interrupted steps included
+    cost: Cost = field(default_factory=Cost)  # of all drivers, starts and interrupted steps included
     rollout_tokens: dict[str, int] = field(default_factory=dict)  # read and sampled, in collection and evaluation
     proxy: dict[str, int] = field(default_factory=dict)  # calls, and whatever was odd about them, counted by kind
     fidelity: AuditCounts = field(default_factory=AuditCounts)  # of all calls that the store has of this run
@@ -100,13 +101,13 @@ class Summary:
         self,
         champion: str,
         seconds: dict[str, float],
-        total_seconds: float,
+        cost: Cost,
         rollout_tokens: dict[str, int],
         proxy: dict[str, int],
         fidelity: AuditCounts,
     ) -> None:
         self.champion, self.proxy, self.fidelity = champion, dict(proxy), fidelity
-        self.total_seconds = total_seconds
+        self.cost = cost
         self.rollout_tokens = {name: rollout_tokens[name] for name in ("read", "sampled")}
         self.seconds = {name: round(value, 1) for name, value in seconds.items()}
 
@@ -138,7 +139,8 @@ class Summary:
             "tokens": self.tokens,
             "proxy": self.proxy,
             "fidelity": self.fidelity.model_dump(mode="json"),
-            "seconds": self.seconds | {"total": round(self.total_seconds, 1)},
+            "seconds": self.seconds | {"total": round(self.cost.total, 1)},
+            "own_cost": self.cost.as_dict(),
         }
 
 
@@ -166,8 +168,9 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
     costs.add_column("time", justify="right")
     for name, seconds in summary.seconds.items():
         costs.add_row(name, clock(seconds))
-    costs.add_row("total", clock(summary.total_seconds), style="bold")
+    costs.add_row("total", clock(summary.cost.total), style="bold")
     console.print(costs)
+    console.print(str(summary.cost), style="dim", highlight=False)
     tokens = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.tokens.items())
     console.print(f"tokens: {tokens}", style="dim", highlight=False)
     calls = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.proxy.items())

@@ -25,7 +25,7 @@ from leyden.models.embedded.completion import ChatCompletion, Completion, TextCo
 from leyden.models.embedded.engine import TransformersEngine
 from leyden.models.embedded.protocol import ChatRequest, SamplingRequest, TextRequest
 from leyden.models.embedded.tokens import add_token_routes
-from leyden.process import reserve_port, watch_parent
+from leyden.process import leave_after, reserve_port, watch_parent
 
 MAX_BODY = 16 * 1024 * 1024  # bytes
 
@@ -186,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    leave_after(main)

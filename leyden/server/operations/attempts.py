@@ -136,6 +136,8 @@ def end(tx: Transaction, endings: Sequence[tuple[RolloutRow, Ending]], moves: Se
             ],
         )
         _DROP_LEASE.run(tx, [{"b_id": row.id} for row, _ in endings])
+        for _, ending in endings:
+            tx.changes.count("ended", ending.state)
     moves = [*(_next_move(tx, row, ending) for row, ending in endings), *moves]
     move(tx, moves)
     if endings and not tx.changes.work:

@@ -219,6 +219,7 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, RolloutRow, str |
         )
     _NEW_LEASES.run(tx, lease_rows)
     _NEW_ATTEMPTS.run(tx, attempt_rows)
+    tx.changes.count("claimed", n=len(made))
     return made
 
 

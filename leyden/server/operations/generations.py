@@ -55,6 +55,7 @@ def add_generations(tx: Transaction, calls: Sequence[Recorded]) -> None:
     if new:
         store_pieces(tx, generations, new.values(), {key: piece for call in calls for key, piece in call.batch.pieces.items()})
         _INSERT.run(tx, list(new.values()))
+        tx.changes.count("ingested", "generations", len(new))
     beside = Batch(pieces={key: piece for call in calls for key, piece in call.beside.pieces.items()})
     beside.rows = [
         {**row, "rollout_id": call.ref.rollout_id, "attempt": call.ref.attempt, "late": late[call.ref]}

@@ -73,6 +73,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
     _move_to(tx, named)
     if rows:
         _NEW.run(tx, rows)
+        tx.changes.count("enqueued", n=len(rows))
         added = Counter(
             (Bucket.named(row["run_id"], row["iteration"], row["mode"], row["queue"]), RolloutState(row["state"]), NONE) for row in rows
         )

@@ -64,8 +64,9 @@ def insert_spans(tx: Transaction, rows: list[dict[str, Any]], batch: Batch) -> i
     rows.sort(key=lambda row: (row["start_ns"], row["trace_id"], row["span_id"]))  # everybody in one order: see ``store_pieces``
     packed = [row for row in rows if has_pieces(spans, row)]
     plain = [row for row in rows if not has_pieces(spans, row)]
-    new = _insert_packed(tx, packed, batch) if packed else 0
-    return new + _INSERT_PLAIN.run(tx, plain)
+    new = (_insert_packed(tx, packed, batch) if packed else 0) + _INSERT_PLAIN.run(tx, plain)
+    tx.changes.count("ingested", "spans", new)
+    return new
 
 
 def _insert_packed(tx: Transaction, rows: list[dict[str, Any]], batch: Batch) -> int:

@@ -26,10 +26,12 @@ class Export:
 
 @dataclass(frozen=True)
 class Sender:
-    """``keyed``: the attempt whose key came with the request. ``unknown_key``: one came that is nobody's."""
+    """``keyed``: the attempt whose key came with the request. ``unknown_key``: one came that is nobody's. ``only_its_own``: the key is all
+    that let the request in."""
 
     keyed: Attempt | None = None
     unknown_key: bool = False
+    only_its_own: bool = False
 
 
 def read_export(body: bytes, encoding: Encoding, sender: Sender) -> Export:
@@ -60,6 +62,8 @@ def _spans(body: bytes, encoding: Encoding, sender: Sender, rejected: Rejected) 
             span = to_span(*sent, sender.keyed)
             if span.rollout_id is None and sender.unknown_key:
                 raise Refused("the attempt key was never issued", f"span {span.trace_id}-{span.span_id}")
+            if sender.only_its_own and (span.rollout_id, span.attempt) != sender.keyed:
+                raise Refused("it names another attempt than that of its key", f"span {span.trace_id}-{span.span_id}")
         except Refused as refused:
             rejected.add(refused.reason, refused.detail)
         else:

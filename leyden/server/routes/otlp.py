@@ -9,6 +9,7 @@ from leyden.server.otlp.answers import Encoding, accepted, refused
 from leyden.server.otlp.export import Export, Sender, read_export
 from leyden.server.otlp.inflate import inflate
 from leyden.server.rejected import Rejected
+from leyden.server.tokens import id_in
 from leyden.server.wire import Call
 
 MAX_WIRE = 16 << 20  # bytes of one body as it comes
@@ -52,10 +53,12 @@ def _read(body: bytes, gzipped: bool, encoding: Encoding, sender: Sender) -> Exp
 
 
 async def _sender(call: Call) -> Sender:
+    if call.caller.attempt is not None:
+        return Sender(call.caller.attempt, only_its_own=True)
     headers = call.request.headers
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     key = headers.get("x-leyden-attempt-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
-    if not key:
+    if not key or id_in(key) is not None:  # a token lets in, and is no attempt's
         return Sender()
     keyed = await call.store.attempt_of_key(key)
     return Sender(keyed, unknown_key=keyed is None)

@@ -72,7 +72,7 @@ def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] 
     app.add_exception_handler(ClientDisconnect, answer_nobody)
     app.add_exception_handler(Exception, answer_bug)
     app.state.access = Access(store, always=hosts is None)
-    app.add_middleware(AccessCheck, access=app.state.access)
+    app.add_middleware(AccessCheck, access=app.state.access, forms={"/v1/traces": otlp.refuse_export})
     app.add_middleware(PageCheck, hosts=hosts)
     # The last one added is the first to see a request.
     app.add_middleware(CountsAnswers, metrics=store.metrics, routes=[*app.routes, *routes()])

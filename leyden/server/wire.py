@@ -12,6 +12,7 @@ import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -160,10 +161,13 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 
 def _error_response(error: LeydenError) -> Response:
-    headers = {"retry-after": f"{error.retry_after:g}"} if isinstance(error, Busy) else None
+    return Response(orjson.dumps(error.as_dict()), error.status, headers_of(error), "application/json")
+
+
+def headers_of(error: LeydenError) -> dict[str, str]:
     if isinstance(error, Unauthorized):
-        headers = {"www-authenticate": "Bearer"}  # RFC 9110, 11.6.1
-    return Response(orjson.dumps(error.as_dict()), error.status, headers, "application/json")
+        return {"www-authenticate": "Bearer"}  # RFC 9110, 11.6.1
+    return {"retry-after": f"{error.retry_after:g}"} if isinstance(error, Busy) else {}
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -223,9 +227,11 @@ class PageCheck:
 class AccessCheck:
     """Lets in who may do what the request is about, and says who it is: ``Call.caller``."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, forms: Mapping[str, Callable[[str, LeydenError], Response]]) -> None:
+        """``forms``: by path, routes that tell errors in a form of their own, given the request's content type."""
         self._app = app
         self._access = access
+        self._forms = forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (need := need_of(scope["method"], scope["path"])) is not None:
@@ -233,9 +239,14 @@ class AccessCheck:
             try:
                 scope[CALLER] = await self._access.admit(need, shown)
             except LeydenError as error:
-                await _error_response(error)(scope, receive, send)
+                await self._refusal(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope, error: LeydenError) -> Response:
+        if (form := self._forms.get(scope["path"])) is None:
+            return _error_response(error)
+        return form(Headers(scope=scope).get("content-type", ""), error)
 
 
 def _host_name(value: bytes) -> str:

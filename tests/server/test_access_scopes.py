@@ -241,6 +241,17 @@ def test_spans_exported_with_an_attempts_key_are_kept_under_it_or_refused() -> N
     run(check, Scope.READ)
 
 
+def test_an_exporter_without_a_token_is_told_in_its_own_form() -> None:
+    async def check(store: SQLStore, http: httpx.AsyncClient, texts: dict[Scope, str]) -> None:
+        for headers, status, code in (({}, 401, 16), (bearer(texts[Scope.READ]), 403, 7)):
+            answer = await http.post("/v1/traces", content=b"{}", headers={"content-type": JSON, **headers})
+            assert (answer.status_code, answer.json()["code"]) == (status, code)
+            raw = await http.post("/v1/traces", content=b"", headers={"content-type": "application/x-protobuf", **headers})
+            assert (raw.headers["content-type"], raw.content[:2]) == ("application/x-protobuf", bytes([8, code]))
+
+    run(check, Scope.READ)
+
+
 def test_spans_exported_with_a_token_name_their_attempts_themselves_or_by_its_key() -> None:
     async def check(store: SQLStore, http: httpx.AsyncClient, texts: dict[Scope, str]) -> None:
         lease = await a_lease(store)

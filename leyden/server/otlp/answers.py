@@ -12,7 +12,7 @@ from leyden.server.otlp.fields import VARINT, bytes_field, varint
 from leyden.server.rejected import Rejected
 
 # google.rpc.Code, by HTTP status
-_CODES = {429: 8, 503: 14, 507: 14}
+_CODES = {401: 16, 403: 7, 429: 8, 503: 14, 507: 14}
 _INVALID_ARGUMENT, _INTERNAL = 3, 13
 
 

@@ -4,13 +4,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from leyden.errors import Busy, InvalidRequest, LeydenError, TooLarge
+from leyden.errors import InvalidRequest, LeydenError, TooLarge
 from leyden.server.otlp.answers import Encoding, accepted, refused
 from leyden.server.otlp.export import Export, Sender, read_export
 from leyden.server.otlp.inflate import inflate
 from leyden.server.rejected import Rejected
 from leyden.server.tokens import id_in
-from leyden.server.wire import Call
+from leyden.server.wire import Call, headers_of
 
 MAX_WIRE = 16 << 20  # bytes of one body as it comes
 
@@ -71,5 +71,9 @@ def _whole_body(error: LeydenError) -> Rejected:
 
 
 def _refuse(encoding: Encoding, error: LeydenError, status: int) -> Response:
-    headers = {"retry-after": f"{error.retry_after:g}"} if isinstance(error, Busy) else None
-    return Response(refused(encoding, error), status, headers, encoding.value)
+    return Response(refused(encoding, error), status, headers_of(error), encoding.value)
+
+
+def refuse_export(content_type: str, error: LeydenError) -> Response:
+    """In the form that the exporter reads, whatever it sent."""
+    return _refuse(Encoding.of(content_type) or Encoding.JSON, error, error.status)

@@ -33,8 +33,14 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), LIMIT))
 
 
+def segments(spool: Path) -> list[Path]:
+    """Those in their places: a runner's directory gets its name when it is whole, and ``rglob`` stumbles over one that is just renamed."""
+    found = [Path(place, name) for place, _, names in os.walk(spool) for name in names if name.endswith(".jsonl")]
+    return [path for path in found if not path.parent.name.startswith("new-")]
+
+
 def kept(spool: Path) -> list[bytes]:
-    return [row for path in spool.rglob("*.jsonl") for row in path.read_bytes().splitlines()]
+    return [row for path in segments(spool) for row in path.read_bytes().splitlines()]
 
 
 async def lose_the_store(store: StoreProcess, place: Path, spool: Path) -> list[Rollout]:
@@ -78,7 +84,7 @@ def test_what_is_said_while_the_store_is_dead_is_stored_when_it_is_back_before_i
                     spans = await client.list_spans(item.id)
                     assert said(spans) == all_of(item.input["value"], "before", "away", "after")
                     assert not [span for span in spans if span.late]
-            await until(lambda: not list(spool.rglob("*.jsonl")), "the spool is empty")
+            await until(lambda: not segments(spool), "the spool is empty")
 
     run(scenario)
     log = next(tmp_path.glob("runner-*.log")).read_text()
@@ -100,7 +106,7 @@ def test_what_a_runner_could_not_send_before_it_was_killed_is_sent_by_the_next_o
                     while len(said(await client.list_spans(item.id, 1))) < 2 * N:
                         await asyncio.sleep(0.02)
                     assert said(await client.list_spans(item.id, 1)) == all_of(item.input["value"], "before", "away")
-                await until(lambda: not list(spool.rglob("*.jsonl")), "the spool is empty")
+                await until(lambda: not segments(spool), "the spool is empty")
                 await client.cancel([item.id for item in items])
             (tmp_path / "go").touch()
 

@@ -20,8 +20,8 @@ test: $(TESTING)  ## everything but the two below
 test-faults: $(TESTING)  ## kill tests
 	$(BIN)/python -m pytest tests/faults -n 2 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
-test-faults-long: $(TESTING)  ## the store's, ten times as often
-	LEYDEN_FAULT_SCALE=10 $(BIN)/python -m pytest tests/faults/test_store_*.py tests/faults/test_claim_races.py -n 2 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+test-faults-long: $(TESTING)  ## the store's, and random queues, ten times as often
+	LEYDEN_FAULT_SCALE=10 $(BIN)/python -m pytest tests/faults/test_store_*.py tests/faults/test_claim_races.py tests/server/test_store_machine_*.py -n 2 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-engines: $(TESTING) .venv-vllm/.ready .venv-unsloth/.ready  ## two iterations with real vLLM and real Unsloth (see docs/gpu.md)
 	$(BIN)/python -m pytest tests/engines --ignore=tests/engines/test_clients_vllm.py --ignore=tests/engines/test_token_fidelity.py $(TEST_ARGS)

@@ -283,6 +283,12 @@ def test_a_child_that_leaves_runs_its_exit_handlers_and_is_not_taken_apart(endin
     assert ("ZeroDivisionError" in ended.stderr) is (status == 1)
 
 
+def test_a_child_that_leaves_with_a_text_says_it() -> None:
+    code = "import sys; from leyden.process import leave_after; leave_after(lambda: sys.exit('no disk'))"
+    ended = subprocess.run(python(code), capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "no disk\n")
+
+
 def test_watch_parent_does_nothing_outside_a_child() -> None:
     code = "import signal, threading; from leyden.process import watch_parent; watch_parent(); print(threading.active_count())"
     env = {name: value for name, value in os.environ.items() if name != PARENT_FD}

@@ -36,15 +36,14 @@ class Connections:
     async def request(self, method: str, url: str, headers: dict[str, str], body: bytes = b"") -> Response:
         """Send it, and have its answer's beginning to wait for. Raises ``NotConnected``, ``ValueError`` for what cannot be sent."""
         origin, host, path = _parse(url)
-        connection = self._take(origin) or await self._connect(origin)
         lines = [f"{method} {path} HTTP/1.1", f"host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
         if body:
             lines.append(f"content-length: {len(body)}")
-        head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) - 1:
-            connection.abort()
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        if head.count(b"\n") != len(lines) + 1:
             raise ValueError("a header has more than one line")
-        return connection.send(f"{head}\r\n\r\n".encode("latin-1"), body)
+        connection = self._take(origin) or await self._connect(origin)
+        return connection.send(head, body)
 
     def close(self) -> None:
         for connection in list(self._open):

@@ -263,9 +263,10 @@ def test_a_port_where_nobody_listens_is_not_connected(run: Run) -> None:
 )
 def test_what_cannot_be_sent_is_not(run: Run, url: str | None, headers: dict[str, str]) -> None:
     async def main() -> None:
-        async with engine(saying(OK)) as (here, pool, _):
+        async with engine(saying(OK)) as (here, pool, accepted):
             with pytest.raises(ValueError):
                 await pool.request("POST", url or here, headers, b"{}")
-            assert await ask(here, pool) == (200, b"hi")  # and nothing of it is left in a connection
+            assert await ask(here, pool) == (200, b"hi")
+            assert len(accepted) == 1  # no connection was made for what cannot be sent
 
     run(main())

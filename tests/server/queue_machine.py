@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -26,6 +27,7 @@ from leyden.types import AttemptState, FailureKind, JSONResource, LeaseRef, NewR
 T = TypeVar("T")
 QUEUES = ["a", "b", "c"]
 GROUPS = ["g", "h"]
+SCALE = int(os.environ.get("LEYDEN_FAULT_SCALE", "1"))
 EXAMPLES = {"sqlite": 200, "postgres": 80}  # there each takes three times as long
 SETTINGS = settings(
     stateful_step_count=50,
@@ -38,7 +40,7 @@ SETTINGS = settings(
 
 def check_queue(kind: str, directory: Path) -> None:
     with Room(kind, directory) as room:
-        run_state_machine_as_test(lambda: QueueMachine(room), settings=settings(SETTINGS, max_examples=EXAMPLES[kind]))
+        run_state_machine_as_test(lambda: QueueMachine(room), settings=settings(SETTINGS, max_examples=SCALE * EXAMPLES[kind]))
 
 
 class Room:

@@ -6,6 +6,6 @@ import pytest
 from queue_machine import check_queue
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_the_queue_on_sqlite_keeps_to_its_model(tmp_path: Path) -> None:
     check_queue("sqlite", tmp_path)

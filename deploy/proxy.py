@@ -43,7 +43,7 @@ async def serve() -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stop, signum)
     async with StoreClient(os.environ.get("LEYDEN_STORE", "http://127.0.0.1:4747")) as store, engine() as (url, model, died):
-        proxy = LLMProxy(store, port=int(os.environ.get("LEYDEN_PROXY_PORT", "4748")))
+        proxy = LLMProxy(store, port=port())
         proxy.update_model_list([{
             "model_name": NAME,
             "litellm_params": {"model": f"hosted_vllm/{model}", "api_base": url},
@@ -67,6 +67,13 @@ async def serve() -> int:
         finally:
             await proxy.stop()
     return 128 + stopped.result()
+
+
+def port() -> int:
+    text = os.environ.get("LEYDEN_PROXY_PORT", "4748")
+    if not text.isdecimal() or int(text) > 65_535:
+        raise UsageError(f"LEYDEN_PROXY_PORT is {text!r}, which is no port", "a number up to 65535; 0: any free one")
+    return int(text)
 
 
 async def keep(store: StoreClient, resources_id: str) -> None:

@@ -304,3 +304,14 @@ async def work(url: str, tokens: dict[str, str]) -> None:
         assert (await http.get("/metrics")).status_code == 401
         told = await http.get("/metrics", headers={"authorization": f"Bearer {tokens['prometheus']}"})
     assert 'leyden_store_attempts_ended_total{state="succeeded"} 4.0' in told.text
+
+
+@pytest.mark.parametrize("port", ["abc", "65536", "-1", ""])
+def test_a_port_that_is_none_is_two_lines_and_status_2(port: str) -> None:
+    env = {**os.environ, "LEYDEN_PROXY_PORT": port, "LEYDEN_ENGINE_URL": "http://127.0.0.1:9/v1"}
+    ended = subprocess.run([sys.executable, DEPLOY / "proxy.py"], env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        f"error: LEYDEN_PROXY_PORT is {port!r}, which is no port",
+        "hint: a number up to 65535; 0: any free one",
+    ]

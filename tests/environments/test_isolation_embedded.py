@@ -46,7 +46,7 @@ class Served:
 
         listener = reserve_port("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        self._server = uvicorn.Server(uvicorn.Config(recording, log_level="error", lifespan="off"))
+        self._server = uvicorn.Server(uvicorn.Config(recording, log_config=None, lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()
         assert httpx.get(f"{self.url}/models", trust_env=False, timeout=60).status_code == 200

@@ -58,11 +58,17 @@ def build_app(bindings: Bindings, calls: Calls, table: ModelTable) -> Router:
         ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {"first_id": None, "last_id": None}
         return JSONResponse({"object": "list", "data": models, "has_more": False, **ends})
 
+    async def show_model(request: Request) -> Response:
+        binding = await bind(request)
+        table.pick(binding.resources, name := request.path_params["name"])  # as a call that names it would be answered
+        return JSONResponse(_model(name))
+
     routes: list[BaseRoute] = []
     for prefix in ("", "/a/{key}", "/rollout/{rollout_id}/attempt/{attempt:int}"):
         routes += [Route(f"{prefix}/v1{api.path}", answer_in(api)) for api in APIS]
         routes.append(Route(f"{prefix}/v1{MESSAGES.counts}", _Endpoint("POST", count_tokens)))
         routes.append(Route(f"{prefix}/v1/models", _Endpoint("GET", list_models)))
+        routes.append(Route(f"{prefix}/v1/models/{{name:path}}", _Endpoint("GET", show_model)))
     return Router(routes, default=_Endpoint("", _no_route))
 
 
@@ -120,7 +126,7 @@ async def _read(request: Request) -> bytes:
 async def _no_route(request: Request) -> ASGIApp:
     """Raises ``Refusal`` (404)."""
     path = _path(request)
-    hint = f"it serves {', '.join(f'POST /v1{api.path}' for api in APIS)} and GET /v1/models"
+    hint = f"it serves {', '.join(f'POST /v1{api.path}' for api in APIS)} and GET /v1/models and /v1/models/NAME"
     if path.startswith("v1/"):
         hint = "this client adds /v1 itself: its base URL is the endpoint without /v1"
     raise Refusal(404, "unknown_url", f"the proxy does not serve {request.method} /v1/{path}", hint)

@@ -41,6 +41,7 @@ def test_the_openai_sdk_holds_a_tool_conversation_both_ways() -> None:
             final = await agent.chat.completions.create(model="policy", messages=turn)
             assert final.choices[0].message.content == "42" and final.usage and final.usage.completion_tokens == 3
             assert [model.id async for model in agent.models.list()] == ["policy"]
+            assert (await agent.models.retrieve("policy")).id == "policy"
         first, streamed, last = await this.rows()
         assert first.response == streamed.response and first.finish_reason == "tool_calls"
         assert first.response and first.response["tool_calls"][0]["function"]["arguments"] == '{"expression": "6*7"}'

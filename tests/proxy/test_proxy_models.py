@@ -132,6 +132,21 @@ def test_models_are_listed_for_a_key() -> None:
     in_room(test)
 
 
+def test_a_model_is_shown_under_the_names_that_a_call_may_use() -> None:
+    async def test(this: Room) -> None:
+        headers = {"authorization": f"Bearer {this.lease.key}"}
+        for name in ("policy", "org/whatever-the-agent-hard-coded"):
+            shown = await this.client.get(f"{this.proxy.base_url}/models/{name}", headers=headers)
+            assert shown.status_code == 200 and shown.json()["id"] == name
+            assert (await content(this, model=name)) == "42"
+        both = await this.claim(a=this.proxy.as_resource(), b=LLM(endpoint="http://x/v1", model="other", proxied=True))
+        missing = await this.client.get(f"{this.proxy.base_url}/models/gpt-9", headers={"authorization": f"Bearer {both.key}"})
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await this.client.get(f"{this.proxy.base_url}/models/policy")).status_code == 401
+
+    in_room(test)
+
+
 def test_a_resource_names_endpoint_deployment_and_checkpoint() -> None:
     async def test(this: Room) -> None:
         llm = this.proxy.as_resource("policy", {"temperature": 1.0})

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 DEMO_ARGS ?=
 TEST_ARGS ?=
+SOAK_ARGS ?=
 # Most tests wait for processes they started: four at once on two cores take half the time. A file's tests stay together, the longest first.
 WORKERS ?= -n 4 --dist loadfile --no-loadscope-reorder
 
@@ -9,7 +10,7 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 TESTING := .venv/.testing
 
-.PHONY: demo test test-engines test-engines-long test-faults test-faults-long check clean
+.PHONY: demo test test-engines test-engines-long test-faults test-faults-long soak check clean
 
 demo: $(RUNTIME)  ## the whole loop on a real model, on this machine
 	$(BIN)/python examples/math/sft_allinone.py --preset demo --heldout 64 $(DEMO_ARGS)
@@ -28,6 +29,10 @@ test-engines: $(TESTING) .venv-vllm/.ready .venv-unsloth/.ready  ## two iteratio
 
 test-engines-long: $(TESTING) .venv-vllm/.ready .venv-unsloth/.ready  ## every client and exact mode against real vLLM as well
 	$(BIN)/python -m pytest tests/engines $(TEST_ARGS)
+
+soak: $(TESTING)  ## an hour of light work with small faults: nothing may grow, leak or get lost
+	@mkdir -p runs
+	$(BIN)/python benchmarks/soak.py --seconds 3600 --json runs/soak.json $(SOAK_ARGS)
 
 check: $(TESTING)  ## lint and types
 	$(BIN)/ruff check .

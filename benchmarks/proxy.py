@@ -18,16 +18,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from their_environment import DIRECTORY, THEIRS, their_environment
+
 HERE = Path(__file__).parent
-THEIRS = ["agentlightning==0.3.0", "opentelemetry-sdk==1.39.1", "litellm[proxy]==1.80.10"]
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "leyden", "agentlightning-0.3.0")
 PROMPTS = {"2 KB": 2 << 10, "64 KB": 64 << 10}
 CALLS_EACH = 16  # of one attempt, when memory is looked at
 NUMBERS = ("per_second", "p50", "p99", "first_p50", "first_p99", "cores")
@@ -36,7 +35,7 @@ NUMBERS = ("per_second", "p50", "p99", "first_p50", "first_p99", "cores")
 def main() -> int:
     parser = argparse.ArgumentParser(description="Our LLM proxy beside Agent-lightning's and beside none.")
     parser.add_argument("--json", type=Path, help="where to write the numbers")
-    parser.add_argument("--theirs", type=Path, default=CACHE, help="directory of their environment; made if it is not there")
+    parser.add_argument("--theirs", type=Path, default=DIRECTORY, help="directory of their environment; made if it is not there")
     parser.add_argument("--only-ours", action="store_true")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--prompts", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))
@@ -61,21 +60,6 @@ def main() -> int:
         found = {"leyden": metadata.version("leyden"), "theirs": THEIRS, "machine": machine, "rows": rows, "memory": memory}
         args.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
-
-
-def their_environment(directory: Path) -> Path | None:
-    python = directory / "bin" / "python"
-    if not python.exists():
-        print(f"making an environment for agentlightning in {directory}", file=sys.stderr)
-        venv.create(directory, with_pip=True)
-    check = [str(python), "-c", "import agentlightning.llm_proxy"]
-    if subprocess.run(check, capture_output=True, check=False).returncode == 0:
-        return python
-    made = subprocess.run([str(python), "-m", "pip", "install", "-q", *THEIRS], capture_output=True, text=True, check=False)
-    if made.returncode == 0 and subprocess.run(check, capture_output=True, check=False).returncode == 0:
-        return python
-    print(f"agentlightning is not measured: it could not be installed: {made.stderr.strip()[-300:]}", file=sys.stderr)
-    return None
 
 
 def measure(port: int, their_python: Path | None, prompt: str, stream: bool, connections: int, args: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,10 +36,10 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from store_process import StoreProcess
 
 import leyden
 from leyden.files import size_of
-from leyden.process import reserve_port
 from leyden.runners import Runner, RunnerConfig
 from leyden.runners.otel import ToRecorder
 from leyden.runners.outbox import Limits, Outbox
@@ -50,30 +49,6 @@ from leyden.types import Lease, NewRollout, RolloutState, Span
 
 BAR = 50.0  # microseconds
 TEXT = "word " * 200
-
-
-class StoreProcess:
-    def __init__(self, directory: Path) -> None:
-        with reserve_port("127.0.0.1", 0) as reserved:
-            port = reserved.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self._ready = directory / "ready.json"
-        self._command = [sys.executable, "-m", "leyden", "store", "--port", str(port), "--database", str(directory / "store.db")]
-        self._command += ["--ready-file", str(self._ready)]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._ready.unlink(missing_ok=True)
-        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
-        while not self._ready.exists():
-            if self._process.poll() is not None:
-                raise SystemExit("the store did not start")
-            time.sleep(0.02)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
 
 def main() -> int:

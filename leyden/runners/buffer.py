@@ -99,6 +99,28 @@ class Buffer:
                 return ref, lines
         return None
 
+    def take_rest(self, ref: LeaseRef, most_spans: int, most_bytes: int) -> list[bytes] | None:
+        """All that is left of the attempt, to be settled by whoever takes it; None: some of it is elsewhere, it is more than that, or
+        something was refused."""
+        with self._lock:
+            attempt = self._attempts.get(ref)
+            if attempt is None:
+                return []
+            size = sum(map(_size, attempt.waiting))
+            if attempt.left != len(attempt.waiting) or attempt.left > most_spans or size > most_bytes or attempt.refused.n:
+                return None
+            items = list(attempt.waiting)
+            try:
+                lines = [line_of(item) for item in items]
+            except Exception:  # whoever sends it by itself says which, and why
+                return None
+            attempt.waiting.clear()
+            self._waiting.pop(ref, None)
+            self._hurried.pop(ref, None)
+            self.spans -= len(items)
+            self.bytes -= size
+            return lines
+
     def _take(self, due: bool) -> tuple[LeaseRef, deque[Item]] | None:
         with self._lock:
             ref = next(iter(self._hurried), None)

@@ -28,6 +28,7 @@ from leyden.server.interface import Store
 from leyden.types import LeaseRef
 
 SENDERS = 8  # requests at once
+REST, REST_BYTES = 64, 64 << 10  # spans, and bytes of them, that may go with their attempt's ending: encoded in the runner's event loop
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between tries while the store is away
 ENDED = "its runner had ended"
 UNREADABLE = "what was kept on the disk could not be read again"
@@ -86,6 +87,23 @@ class Outbox:
             self.put(ref, left_out_span(recorder, left_out, time.time_ns()))
             await self._flush(ref, give_up)
         self.buffer.forget(ref)
+
+    def take_rest(self, ref: LeaseRef, recorder: Recorder) -> list[bytes] | None:
+        """What is left of an attempt, where that is little and all here, to go with its ending: ``settle`` it, or ``put_back``. None: it
+        has to be sent, by ``finish``."""
+        if self.away or recorder.left_out.n:
+            return None
+        return self.buffer.take_rest(ref, REST, REST_BYTES)
+
+    def settle(self, ref: LeaseRef, lines: list[bytes]) -> None:
+        """They are stored, and the attempt is over."""
+        self.buffer.settle(ref, len(lines))
+        self.buffer.forget(ref)
+
+    def put_back(self, ref: LeaseRef, lines: list[bytes]) -> None:
+        if lines:
+            self.buffer.put_back((ref, lines))
+            self._look()
 
     async def _flush(self, ref: LeaseRef, give_up: Callable[[], bool]) -> None:
         flushed = self.buffer.flushed(ref)

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from leyden.errors import LeydenError, Unavailable, UsageError
 from leyden.process import Child, new_marker, spawn
 from leyden.runners.process import EXIT_STUCK
-from leyden.runners.runner import News
+from leyden.runners.watcher import News
 from leyden.server.interface import TOKEN
 from leyden.types import DEFAULT_QUEUE, ID_PATTERN, FailureKind, LeaseRef
 
@@ -44,6 +44,7 @@ class PoolConfig:
     max_rollouts: int | None = None  # of each runner, which then ends
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)  # claimed from
     pass_env: tuple[str, ...] = ()  # variables agents need although they look like secrets, which runners are started without
+    token: str | None = field(default=None, repr=False)  # for a store that asks for one; None: that of LEYDEN_TOKEN, if there is any
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.concurrency < 1:
@@ -182,6 +183,7 @@ class RunnerPool:
         args += ["--max-rollouts", str(config.max_rollouts)] if config.max_rollouts else []
         log_path = config.log_dir / f"runner-{number}.log" if config.log_dir else None
         env = {name: os.environ[name] for name in (*config.pass_env, TOKEN) if name in os.environ}
+        env |= {TOKEN: config.token} if config.token else {}  # never in args: whoever is on the machine reads those
         args += ["--debug"] if config.debug else []
         return await spawn(args, marker=self._marker, log_path=log_path, env=env, stdout_pipe=True)
 
@@ -220,7 +222,7 @@ class RunnerPool:
         culprit = diary.held[0] if accuse and len(diary.held) == 1 else None
         if not diary.held:
             return None
-        async with StoreClient(self.config.store_url, deadline=HAND_BACK) as store:
+        async with StoreClient(self.config.store_url, HAND_BACK, self.config.token) as store:
 
             async def hand_back(ref: LeaseRef) -> None:
                 with suppress(LeydenError):  # it ended meanwhile; or the store is away, and the lease runs out by itself
@@ -266,7 +268,7 @@ def spawn_runners(config: PoolConfig) -> int:
 
 
 async def _spawn_runners(config: PoolConfig) -> int:
-    await _check_store(config.store_url)
+    await _check_store(config)
     pool = RunnerPool(config)
     received: list[signal.Signals] = []
 
@@ -288,14 +290,14 @@ async def _spawn_runners(config: PoolConfig) -> int:
     return 128 + received[0] if received else 0
 
 
-async def _check_store(url: str) -> None:
+async def _check_store(config: PoolConfig) -> None:
     from leyden.server.client import StoreClient
 
-    store = StoreClient(url, deadline=5.0)
+    store = StoreClient(config.store_url, 5.0, config.token)
     try:
         await store.list_workers()
     except Unavailable as error:
-        raise UsageError(f"no store answers at {url}", "start one: store --port 4747") from error
+        raise UsageError(f"no store answers at {config.store_url}", "start one: store --port 4747") from error
     finally:
         await store.close()
 

@@ -24,8 +24,9 @@ from leyden.runners.agent import Agent
 from leyden.runners.guard import EventLoop, Stdio, identity, mark_tool_servers
 from leyden.runners.hooks import Observers
 from leyden.runners.loading import load_agent, make_object
-from leyden.runners.runner import Ending, News, Runner, RunnerConfig, Watcher
+from leyden.runners.runner import Ending, Runner, RunnerConfig
 from leyden.runners.spool import spool_of
+from leyden.runners.watcher import News, Watcher
 from leyden.server.interface import TOKEN
 from leyden.types import LeaseRef
 

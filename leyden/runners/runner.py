@@ -21,12 +21,14 @@ from leyden.errors import Busy, LeaseLost, LeydenError, Unavailable
 from leyden.runners import endpoints
 from leyden.runners.agent import Agent
 from leyden.runners.attempt import Outcome, run_attempt
+from leyden.runners.endings import Endings
 from leyden.runners.failures import describe
 from leyden.runners.heart import Heart, Report
 from leyden.runners.hooks import Observers
 from leyden.runners.outbox import Outbox
 from leyden.runners.tracer import Recorder
-from leyden.server.interface import MAX_CLAIM, MAX_WAIT, Store
+from leyden.runners.watcher import News, Watcher
+from leyden.server.interface import MAX_CLAIM, MAX_WAIT, AttemptEnd, Store
 from leyden.types import DEFAULT_QUEUE, FailureKind, Lease, LeaseRef, Verdict
 
 T = TypeVar("T")
@@ -58,30 +60,6 @@ class Stop(StrEnum):
 class Ending(StrEnum):
     STOPPED = "stopped"  # asked to; nothing is held any more
     STUCK = "stuck"  # an agent that cannot be stopped still runs, or has broken this process: only the process's end ends it
-
-
-class News(StrEnum):
-    """What a runner tells whoever watches over its process."""
-
-    READY = "ready"  # the agent is loaded
-    HELD = "held"  # told before the agent begins
-    ENDED = "ended"  # told after the store knows
-    BEAT = "beat"  # told by the heart, in its own thread, whether or not the store answers
-
-
-class Watcher:
-    """Whoever watches over a runner's process; this one does not care."""
-
-    def tell(self, news: News, ref: LeaseRef | None = None) -> None:
-        """Called in the runner's event loop, and for beats in the heart's thread."""
-
-    def is_sound(self) -> bool:
-        """False once an agent has broken the process: nothing more is run in it."""
-        return True
-
-    def on_blocked(self) -> None:
-        """Called in the heart's thread when an attempt has to stop, but an agent keeps the event loop to itself: nothing can be stopped
-        or handed back any more, only this process ended."""
 
 
 class _Held:
@@ -148,6 +126,7 @@ class Runner:
     async def run(self) -> Ending:
         """Claim and run until ``drain`` or ``release`` is called, or an agent cannot be stopped."""
         self._store = self._connect()
+        self._endings = Endings(self._store)
         self._outbox = Outbox(self._connect, self.config.name, self.config.spool)
         self._heart = Heart(self._connect, self.worker_id, self.config.lease_seconds, self._reporter(), self._beat)
         try:
@@ -333,6 +312,8 @@ class Runner:
                     await self._store.fail(ref, failure, error)
 
         try:
+            if isinstance(outcome, Outcome) and not handed_back and await self._end_at_once(held, outcome):
+                return
             await self._outbox.finish(ref, held.recorder, lambda: held.lost)
             await self._persist(report, lambda: held.lost)
         except LeaseLost:
@@ -343,6 +324,20 @@ class Runner:
             if isinstance(outcome, Outcome) and outcome.failure is None:  # a reward that is another already: else it would be lost, later
                 with suppress(LeydenError):
                     await self._persist(lambda: self._store.fail(ref, FailureKind.AGENT, why), lambda: held.lost)
+
+    async def _end_at_once(self, held: _Held, outcome: Outcome) -> bool:
+        """With what is left of its spans, in one request, which others that end just now share. False: there is more to it than that."""
+        ref = held.lease.ref
+        spans = self._outbox.take_rest(ref, held.recorder)
+        if spans is None:
+            return False
+        try:
+            await self._endings.end(AttemptEnd(ref, outcome.rewards, spans, outcome.failure, outcome.error))
+        except LeydenError:  # the store is away, behind, or refuses something: step by step it says what, and the rest is kept
+            self._outbox.put_back(ref, spans)
+            return False
+        self._outbox.settle(ref, spans)
+        return True
 
     def _reporter(self) -> Report:
         """Carries the heart's reports over into this event loop."""

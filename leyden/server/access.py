@@ -25,6 +25,7 @@ UNKNOWN = 0.2  # seconds after which they are read anew for one that is not amon
 LOOKUPS = 2  # keys looked up at once: strangers who guess must not keep the store's readers busy
 _KEY = re.compile("[A-Za-z0-9_-]{43}")  # ``fence.attempt_key``
 _HINT = "send it as Authorization: Bearer TOKEN, or set LEYDEN_TOKEN; who runs the store makes one: leyden token create NAME --scope SCOPE"
+_MAKE = "make one with: leyden token create NAME --scope SCOPE"
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ NEEDS: Mapping[tuple[str, str], Need | None] = {
     ("POST", "/v1/leases/claim"): _CLAIM,
     ("POST", "/v1/leases/heartbeat"): _CLAIM,
     ("POST", "/v1/leases/complete"): _CLAIM,
+    ("POST", "/v1/leases/end"): _CLAIM,
     ("POST", "/v1/leases/fail"): _CLAIM,
     ("POST", "/v1/leases/release"): _CLAIM,
     ("POST", "/v1/workers"): _CLAIM,
@@ -123,6 +125,11 @@ class Caller:
     scopes: frozenset[Scope]
     attempt: tuple[str, int] | None = None
 
+    def check(self, scope: Scope, what: str) -> None:
+        """For a request that is about more than its route says. Raises ``Forbidden``."""
+        if self.scopes.isdisjoint({scope, Scope.ADMIN}):
+            raise Forbidden(f"this token may not {what}: it needs the scope {scope}", _MAKE)
+
 
 ANYBODY = Caller(frozenset(Scope))  # in a store that has no tokens
 
@@ -162,9 +169,7 @@ class Access:
                 "the key of an attempt opens nothing but spans and rewards of that attempt", f"use a token with the scope {need}"
             )
         if caller.attempt is None and caller.scopes.isdisjoint(need.scopes):
-            raise Forbidden(
-                f"this token may not do that: it needs the scope {need}", "make one with: leyden token create NAME --scope SCOPE"
-            )
+            raise Forbidden(f"this token may not do that: it needs the scope {need}", _MAKE)
         return caller
 
     def forget(self) -> None:

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 
 from leyden.errors import LeydenError
 from leyden.server.access import Access
+from leyden.server.admission import Admission
 from leyden.server.exposition import CONTENT_TYPE, expose
 from leyden.server.metrics import CountsAnswers
 from leyden.server.openapi import make_document
@@ -72,7 +73,9 @@ def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] 
     app.add_exception_handler(ClientDisconnect, answer_nobody)
     app.add_exception_handler(Exception, answer_bug)
     app.state.access = Access(store, always=hosts is None)
-    app.add_middleware(AccessCheck, access=app.state.access, forms={"/v1/traces": otlp.refuse_export})
+    forms = {"/v1/traces": otlp.refuse_export}
+    app.add_middleware(AccessCheck, access=app.state.access, forms=forms)
+    app.add_middleware(Admission, metrics=store.metrics, forms=forms)
     app.add_middleware(PageCheck, hosts=hosts)
     # The last one added is the first to see a request.
     app.add_middleware(CountsAnswers, metrics=store.metrics, routes=[*app.routes, *routes()])

@@ -40,7 +40,7 @@ def backup(database: str, target: Path, pg_dump: str | None = None) -> int:
             _dump(database, partial, pg_dump)
         else:
             _copy_snapshot(Path(database), partial)
-            check_file(partial)
+            check_file(partial, Path(database))
         _settle(partial, target)
     return target.stat().st_size
 
@@ -63,20 +63,21 @@ def restore(source: Path, database: str, pg_restore: str | None = None) -> None:
         _restore_file(source, Path(database))
 
 
-def check_file(path: Path) -> None:
-    """Raises ``UsageError`` unless it is a whole database that this Leyden can open."""
+def check_file(path: Path, copy_of: Path | None = None) -> None:
+    """Raises ``UsageError``, by the name that people know it by, unless it is a whole database that this Leyden can open."""
+    name = copy_of or path
     with closing(open_file(path)) as conn:
         try:
             said = conn.execute("PRAGMA integrity_check(1)").fetchone()[0]
             broken = conn.execute("PRAGMA foreign_key_check").fetchone()
             (version,) = conn.execute("PRAGMA user_version").fetchone()
         except sqlite3.DatabaseError as error:
-            raise UsageError(f"{path} is damaged: {error}", "use another backup") from error
+            raise UsageError(f"{name} is damaged: {error}", "use another backup") from error
     if said != "ok" or broken is not None:
         raise UsageError(
-            f"{path} is damaged: {said if said != 'ok' else f'a row of {broken[0]} names what is not there'}", "use another backup"
+            f"{name} is damaged: {said if said != 'ok' else f'a row of {broken[0]} names what is not there'}", "use another backup"
         )
-    _check_version(path, version)
+    _check_version(name, version)
 
 
 def _check_version(path: Path | str, version: int) -> None:
@@ -104,7 +105,7 @@ def _restore_file(source: Path, target: Path) -> None:
     check_file(source)
     with _partial(target) as partial:
         shutil.copyfile(source, partial)
-        check_file(partial)
+        check_file(partial, source)
         _settle(partial, target)
 
 

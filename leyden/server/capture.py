@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from leyden.audit import AuditCounts, CallAudit
-from leyden.errors import InvalidRequest
+from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
 from leyden.server import messages
 from leyden.server.executor import Executor
 from leyden.server.intake import Intake
@@ -35,6 +35,7 @@ class Capture:
     intake: Intake
 
     async def add_spans(self, ref: LeaseRef, spans: Sequence[Span]) -> int:
+        self._executor.check_growth()
         batches = await self.intake.work(lambda: list(span_batches(spans)))
         with self._room_for(batches):
             return sum([await self._executor.write_bulk(batch.size, span_ops.add_spans, ref, batch) for batch in batches])
@@ -48,6 +49,7 @@ class Capture:
     async def add_exported(self, batches: Sequence[Batch], rejected: Rejected) -> Rejected:
         """Store spans that name their attempts themselves, or none. Returns ``rejected`` with those of attempts that do not exist; it is
         counted in the commit of the last ones."""
+        self._executor.check_growth()
         if rejected.total and not batches:
             batches = [Batch()]
         with self._room_for(batches):
@@ -58,6 +60,8 @@ class Capture:
         return Rejected().merge([rejected, *unknown])
 
     async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation], spans: Sequence[Span] = ()) -> None:
+        self._executor.check_growth()
+
         def make_rows() -> Recorded:
             return Recorded(ref, generation_batch(ref, generations), batch_of_spans(spans))
 
@@ -81,6 +85,19 @@ class Capture:
         batch = await self.intake.work(batch_of_ends, ends)
         with self._room_for([batch]):
             return await self._executor.write_bulk(batch.size, attempt_ops.end_many, tuple(ends), batch)
+
+    async def end_attempts(self, ends: Sequence[AttemptEnd]) -> list[LeydenError | None]:
+        batch = await self.intake.work(batch_of_ends, ends) if sum(len(end.spans) for end in ends) > FEW else batch_of_ends(ends)
+        try:
+            with self._room_for([batch]):
+                await self._executor.write_together(attempt_ops.end_each, attempt_ops.Report(tuple(ends), batch), batch.size)
+        except (Busy, Unavailable):
+            raise
+        except LeydenError as error:
+            if len(ends) == 1:
+                return [error]
+            return [outcome for end in ends for outcome in await self.end_attempts([end])]
+        return [None] * len(ends)
 
     async def list_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
         return await self._executor.read(span_ops.list_spans, rollout_id, attempt)
@@ -111,6 +128,7 @@ class Capture:
         return await self._executor.read(captured_ops.attempt_of_key, key)
 
 
+FEW = 16  # spans: their rows are made sooner than a thread is found for it
 SMALL = 16 << 10  # characters, and ids: less work than to hand it to a thread and to wait for its turn there
 
 

@@ -20,7 +20,7 @@ from leyden.audit import AuditCounts, CallAudit
 from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
 from leyden.server import messages
 from leyden.server.codec import encode
-from leyden.server.interface import MAX_WAIT, TOKEN, new_key, with_keys
+from leyden.server.interface import MAX_WAIT, TOKEN, AttemptEnd, new_key, with_keys
 from leyden.server.lanes import LanesTransport
 from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, SpanQuery, Trace, TraceQuery, asked
 from leyden.server.tokens import NewToken, Token
@@ -85,7 +85,7 @@ class StoreClient:
         self.busy_until = 0.0
         self._answered = False
         # trust_env off: a proxy set for the web must not see what agents did.
-        token = token or os.environ.get(TOKEN)
+        self.token = token = token or os.environ.get(TOKEN)  # for those that are to reach the same store
         if token and not (token.isascii() and token.isprintable()):
             raise errors.UsageError(f"what {TOKEN} holds is no token", "set it to what leyden token create has printed, and nothing else")
         headers = {"authorization": f"Bearer {token}"} if token else None
@@ -187,6 +187,12 @@ class StoreClient:
 
     async def fail(self, ref: LeaseRef, failure: FailureKind, error: str | None = None) -> Rollout:
         return await self._post("/v1/leases/fail", messages.Fail(ref=ref, failure=failure, error=error), Rollout)
+
+    async def end_attempts(self, ends: Sequence[AttemptEnd]) -> list[LeydenError | None]:
+        body = b'{"ends":[' + b",".join(map(_encoded, ends)) + b"]}"
+        answer = await self._send("POST", "/v1/leases/end", content=body, headers={"content-type": "application/json"})
+        found = self._read(messages.REFUSALS, answer)
+        return [None if said is None else _ERRORS.get(said.code, LeydenError)(said.message, said.hint) for said in found]
 
     async def release(self, ref: LeaseRef, delay: float = 0.0) -> Rollout:
         return await self._post("/v1/leases/release", messages.Release(ref=ref, delay=delay), Rollout)
@@ -337,6 +343,12 @@ class StoreClient:
 
     async def prune(self, query: Prune) -> Pruned:
         return await self._post("/v1/prune", query, Pruned)
+
+
+def _encoded(end: AttemptEnd) -> bytes:
+    spans = b",".join([span if isinstance(span, bytes) else encode(span) for span in end.spans])
+    rest = encode({"ref": end.ref, "rewards": end.rewards, "failure": end.failure, "error": end.error})
+    return rest[:-1] + b',"spans":[' + spans + b"]}"
 
 
 def _part(text: str) -> str:

@@ -70,6 +70,14 @@ class Database(Protocol):
         """End whatever a failed commit left open, so that the connection can be used again."""
         ...
 
+    def tend(self, conn: Connection) -> None:
+        """What has to be done between two transactions, now and then. Called by a writer after each."""
+        ...
+
+    def overgrown(self) -> str | None:
+        """Why nothing more should be given to it to keep just now; None: it may be."""
+        ...
+
     def took_too_long(self, error: Exception) -> bool:
         """Whether a read was stopped at its deadline, or by ``stop_reading``."""
         ...

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
-from leyden.errors import InvalidRequest, LeydenError, Unavailable
+from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
 from leyden.failpoint import failpoint
 from leyden.server.backlog import Backlog, Job, Waiting
 from leyden.server.database import Database, Start
@@ -94,6 +94,11 @@ class Executor:
         """Raises ``Busy`` once half of what may wait does: whoever would bring more work should ask before there is no room to end it."""
         self._backlog.check_room()
 
+    def check_growth(self) -> None:
+        """Raises ``Busy`` while the database cannot keep more: whoever ends work, or hands it out, need not ask."""
+        if (reason := self._database.overgrown()) is not None:
+            raise Busy(reason, "end that: see LeydenLogGrows in docs/operating.md", random.randint(1, 3))
+
     async def _put(self, operation: Callable[..., T], args: tuple[Any, ...], size: int, together: bool = False) -> T:
         if self._closed:
             raise Unavailable("the store is closed")
@@ -161,6 +166,9 @@ class Executor:
             began = time.perf_counter()
             outcomes, changes = self._commit(batch)
             self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes, time.perf_counter() - began)
+            conn: Connection | None = getattr(self._own, "conn", None)
+            if conn is not None:
+                self._database.tend(conn)
 
     def _commit(self, batch: list[Job]) -> tuple[list[_Outcome], Changes]:
         """Never fails itself: whatever happens is the outcome of each of the batch."""

@@ -89,6 +89,7 @@ def _of_work(metrics: Metrics) -> Iterator[Metric]:
     for (route, status), n in sorted(metrics.requests.items()):
         requests.add_metric([route, str(status)], n)
     yield requests
+    yield _gauge("leyden_store_requests_under_way", "Requests being answered now, but for long polls.", metrics.under_way)
 
 
 def _of_waiting(measured: Measured) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from leyden.audit import AuditCounts, CallAudit
+from leyden.errors import LeydenError
 from leyden.server.queries import Prune, Pruned, RolloutFilters, SpanQuery, Trace, TraceQuery
 from leyden.types import (
     DEFAULT_QUEUE,
@@ -39,6 +40,7 @@ from leyden.types import (
 TOKEN = "LEYDEN_TOKEN"  # in the environment: what a client shows to a store that asks for a token
 MAX_WAIT = 20.0  # seconds a long poll may last
 MAX_CLAIM = 512  # rollouts in one claim
+MAX_ENDS = 512  # attempts that end in one request
 
 
 def new_key() -> str:
@@ -53,11 +55,12 @@ def with_keys(rollouts: Sequence[NewRollout]) -> tuple[NewRollout, ...]:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How the holder of ``ref`` ended its attempt: without a ``failure`` it succeeded. ``spans`` are stored with it."""
+    """How the holder of ``ref`` ended its attempt: without a ``failure`` it succeeded. ``spans``, given as such or as JSON, are stored with
+    it."""
 
     ref: LeaseRef
     rewards: Sequence[Reward] = ()
-    spans: Sequence[Span] = ()
+    spans: Sequence[Span | bytes] = ()
     failure: FailureKind | None = None
     error: str | None = None
 
@@ -105,6 +108,12 @@ class Store(Protocol):
 
     async def fail(self, ref: LeaseRef, failure: FailureKind, error: str | None = None) -> Rollout:
         """End the attempt; the rollout is retried (queued or scheduled) or final, by its config. Repeating it is a no-op."""
+        ...
+
+    async def end_attempts(self, ends: Sequence[AttemptEnd]) -> list[LeydenError | None]:
+        """``add_spans``, then ``complete`` or ``fail``, of many attempts in one request. What came of each: None, or why it was refused,
+        and then nothing of it is stored. One that is refused costs the others nothing. Repeating it is a no-op. Raises ``InvalidRequest``
+        where one of the spans is none."""
         ...
 
     async def release(self, ref: LeaseRef, delay: float = 0.0) -> Rollout:

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field, TypeAdapter
 
 from leyden.audit import CallAudit
-from leyden.server.queries import Trace
+from leyden.server.interface import MAX_ENDS
+from leyden.server.queries import MAX_IDS, Trace
 from leyden.server.tokens import Token
 from leyden.types import (
     DEFAULT_QUEUE,
@@ -57,6 +58,26 @@ class Complete(Record):
     rewards: list[Reward] = Field(default_factory=list)
 
 
+class End(Record):
+    ref: LeaseRef
+    rewards: list[Reward] = Field(default_factory=list)
+    spans: list[Span] = Field(default_factory=list)
+    failure: FailureKind | None = None  # None: it succeeded
+    error: str | None = None
+
+
+class EndAttempts(Record):
+    ends: list[End] = Field(max_length=MAX_ENDS)
+
+
+class Refusal(Record):
+    """Why one of many was not done: what ``error`` holds where one is all there is."""
+
+    code: str
+    message: str
+    hint: str | None = None
+
+
 class Fail(Record):
     ref: LeaseRef
     failure: FailureKind
@@ -69,7 +90,7 @@ class Release(Record):
 
 
 class Cancel(Record):
-    rollout_ids: list[str] = Field(default_factory=list)
+    rollout_ids: list[str] = Field(default_factory=list, max_length=MAX_IDS)
     run_id: str | None = None
     group: str | None = None
 
@@ -85,7 +106,7 @@ class SetQueue(Record):
 
 
 class Wait(Record):
-    ids: list[str]
+    ids: list[str] = Field(max_length=MAX_IDS)
     wait: float = 20.0
     done: int | None = None
 
@@ -113,7 +134,7 @@ class AddScores(Record):
 
 
 class OfRollouts(Record):
-    rollout_ids: list[str]
+    rollout_ids: list[str] = Field(max_length=MAX_IDS)
     attempt: int | None = None
 
 
@@ -172,3 +193,4 @@ RUNS = TypeAdapter(list[Run])
 QUEUES = TypeAdapter(list[Queue])
 TOKENS = TypeAdapter(list[Token])
 NUMBER = TypeAdapter(int)
+REFUSALS = TypeAdapter(list[Refusal | None])

@@ -44,6 +44,7 @@ class Metrics:
         self.commit_seconds = Histogram(COMMIT_SECONDS)
         self.batch_operations = Histogram(BATCH_OPERATIONS)
         self.requests: Counter[tuple[str, int]] = Counter()
+        self.under_way = 0  # requests now, but for long polls
 
     def committed(self, operations: int, size: int, seconds: float, done: Mapping[tuple[str, str], int]) -> None:
         """One commit of so many operations, with ``size`` bytes of captured data, or one that failed (see ``done``)."""

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from sqlalchemy import Connection, insert, select, text
-from sqlalchemy.schema import CreateColumn
+from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from leyden.errors import UsageError
 from leyden.server import schema, views
@@ -94,4 +94,14 @@ def _tokens(conn: Connection) -> None:
     schema.tokens.create(conn, checkfirst=True)  # the first step makes all tables that are missing
 
 
-STEPS: dict[int, Callable[[Connection], None]] = {1: _queues_and_normalized_spans, 2: _audits, 3: _tokens}
+def _indexes_of_lists(conn: Connection) -> None:
+    """4 to 5."""
+    new = {f"rollouts_{name}" for name in ("queue", "mode", "iteration", "failure")} | {
+        f"spans_{name}" for name in ("name", "status", "model")
+    }
+    for index in (*schema.rollouts.indexes, *schema.spans.indexes):
+        if index.name in new:
+            conn.execute(CreateIndex(index, if_not_exists=True))  # the first step makes all that are missing
+
+
+STEPS: dict[int, Callable[[Connection], None]] = {1: _queues_and_normalized_spans, 2: _audits, 3: _tokens, 4: _indexes_of_lists}

@@ -125,6 +125,12 @@ class PostgresDatabase:
         cause = error.orig if isinstance(error, DBAPIError) else error
         return " ".join(str(cause).split())
 
+    def tend(self, conn: Connection) -> None:
+        """The server does that."""
+
+    def overgrown(self) -> None:
+        return None
+
     def sizes(self) -> None:
         return None
 

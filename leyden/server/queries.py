@@ -11,6 +11,7 @@ from leyden.errors import InvalidRequest
 from leyden.types import FailureKind, Id, Mode, Record, RolloutState
 
 MAX_LIST = 10_000  # records in one answer
+MAX_IDS = 100_000  # rollouts that one request may name
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -54,7 +55,7 @@ class RolloutQuery(Record):
     queue: str | None = None
     group: str | None = None
     failure: FailureKind | None = None
-    ids: Sequence[str] | None = None
+    ids: Sequence[str] | None = Field(None, max_length=MAX_IDS)
     id_prefix: str | None = None  # how the id begins; they then come in order of their ids
     created_from: int | None = None  # microseconds, inclusive
     created_to: int | None = None  # microseconds, exclusive

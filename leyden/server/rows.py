@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from leyden.audit import Audit
 from leyden.errors import InvalidRequest
 from leyden.server.canonical import canonical, mark_altered
@@ -34,6 +36,16 @@ class Batch:
         self.rows.append(row)
         self.pieces |= pieces
 
+    @classmethod
+    def joined(cls, batches: Sequence[Batch]) -> Batch:
+        if len(batches) == 1:
+            return batches[0]
+        whole = cls(size=sum(batch.size for batch in batches))
+        for batch in batches:
+            whole.rows += batch.rows
+            whole.pieces |= batch.pieces
+        return whole
+
     @property
     def full(self) -> bool:
         return self.size >= MAX_BYTES or len(self.rows) >= MAX_ROWS
@@ -61,13 +73,22 @@ def batch_of_spans(spans: Iterable[Span]) -> Batch:
 
 
 def batch_of_ends(ends: Iterable[AttemptEnd]) -> Batch:
-    """The spans of all of them, each with its attempt's name."""
+    """The spans of all of them, each with its attempt's name. Raises ``InvalidRequest`` for JSON that is no span."""
     batch = Batch()
     for end in ends:
         for span in end.spans:
             pieces: Pieces = {}
-            batch.add(_span_row(span, pieces) | {"rollout_id": end.ref.rollout_id, "attempt": end.ref.attempt}, pieces)
+            batch.add(_span_row(_span_of(span), pieces) | {"rollout_id": end.ref.rollout_id, "attempt": end.ref.attempt}, pieces)
     return batch
+
+
+def _span_of(given: Span | bytes) -> Span:
+    if isinstance(given, Span):
+        return given
+    try:
+        return Span.model_validate_json(given)
+    except ValidationError as error:
+        raise InvalidRequest(f"spans: {error.errors(include_url=False)[0]['msg']}") from error
 
 
 def _span_row(span: Span, pieces: Pieces) -> dict[str, Any]:

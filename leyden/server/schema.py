@@ -25,7 +25,7 @@ from sqlalchemy.types import TypeEngine
 
 from leyden.server.codec import clean_text
 
-SCHEMA_VERSION = 4  # a step for each in ``migrations``
+SCHEMA_VERSION = 5  # a step for each in ``migrations``
 
 
 class SafeText(TypeDecorator[str]):
@@ -102,6 +102,11 @@ Index("rollouts_due", rollouts.c.available_at, **_partial("available_at IS NOT N
 Index("rollouts_run", rollouts.c.run_id, rollouts.c.seq)
 Index("rollouts_group", rollouts.c.group_key, rollouts.c.seq, **_partial("group_key IS NOT NULL"))
 Index("rollouts_state", rollouts.c.state, rollouts.c.seq)
+# For lists: a queue, a mode or a failure that few of a million have is otherwise looked for among all of them.
+Index("rollouts_queue", rollouts.c.queue, rollouts.c.seq)
+Index("rollouts_mode", rollouts.c.mode, rollouts.c.seq)
+Index("rollouts_iteration", rollouts.c.iteration, rollouts.c.seq, **_partial("iteration IS NOT NULL"))
+Index("rollouts_failure", rollouts.c.failure, rollouts.c.seq, **_partial("failure IS NOT NULL"))
 Index("rollouts_created", rollouts.c.created_at, rollouts.c.seq)
 Index("rollouts_finished", rollouts.c.finished_at, **_partial("finished_at IS NOT NULL"))
 Index("rollouts_revision", rollouts.c.revision, rollouts.c.seq)
@@ -201,6 +206,9 @@ spans = Table(
 )
 Index("spans_trace", spans.c.trace_id, spans.c.seq)  # to see at once which was a trace's first, however many it has
 Index("spans_received", spans.c.received_at, spans.c.seq)
+Index("spans_name", spans.c.name, spans.c.received_at, spans.c.seq)
+Index("spans_status", spans.c.status, spans.c.received_at, spans.c.seq)
+Index("spans_model", spans.c.model, spans.c.received_at, spans.c.seq, **_partial("model IS NOT NULL"))
 Index("spans_operation", spans.c.operation, spans.c.received_at, spans.c.seq, **_partial("operation IS NOT NULL"))
 Index("spans_unattached", spans.c.received_at, spans.c.seq, **_partial("rollout_id IS NULL"))
 

@@ -7,6 +7,7 @@ committed pages when two connections write or checkpoint at the wrong moment (sq
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import sqlite3
@@ -25,9 +26,15 @@ from leyden.server import migrations, schema
 from leyden.server.clock import SteadyClock
 from leyden.server.database import READ_SECONDS, Sizes, Start
 
+log = logging.getLogger(__name__)
+
 BUSY_TIMEOUT_MS = 10_000
 _CHECK_EVERY = 10_000  # steps of SQLite's machine
 WAL_LIMIT_BYTES = 64 << 20  # the log is cut back to this after a checkpoint
+WAL_FOLD_BYTES = 128 << 20  # from here on the writer waits a moment for readers, and folds it back whole
+WAL_FOLD_EVERY = 10.0  # seconds
+WAL_FOLD_WAIT_MS = 100
+WAL_MOST_BYTES = 4 << 30  # from here on nothing is taken that would have to be kept: only what ends or hands out work
 
 
 class SQLiteFile:
@@ -50,6 +57,7 @@ class SQLiteFile:
         self._readers: list[sqlite3.Connection] = []
         self._readers_lock = threading.Lock()
         self._reading_stopped = False
+        self._fold_at = 0.0  # when the log may be folded back next
         _make(path)
         try:
             self._writer = self._connect_writer()
@@ -142,10 +150,37 @@ class SQLiteFile:
     def stop_reading(self) -> None:
         self._reading_stopped = True
 
+    def tend(self, conn: Connection) -> None:
+        """A checkpoint that waits for nobody starts the log anew only at a moment at which nobody reads: with many short reads that may
+        never come (sqlite.org/wal.html, "Avoiding Excessively Large WAL Files")."""
+        if self._log_bytes() < WAL_FOLD_BYTES or time.monotonic() < self._fold_at:
+            return
+        self._fold_at = time.monotonic() + WAL_FOLD_EVERY
+        driver = conn.connection.dbapi_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.execute(f"PRAGMA busy_timeout = {WAL_FOLD_WAIT_MS}").close()
+        try:
+            busy, pages, folded = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                log.info("somebody reads an old snapshot: %d of %d pages of the log are folded back", folded, pages)
+        except sqlite3.OperationalError as error:  # the disk: the next commit says so to those whom it concerns
+            log.info("the log could not be folded back: %s", error)
+        finally:
+            driver.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
+
+    def overgrown(self) -> str | None:
+        if (size := self._log_bytes()) < WAL_MOST_BYTES:
+            return None
+        return f"the database's write-ahead log has {size >> 20} MiB, since another process has been reading one snapshot of it for long"
+
+    def _log_bytes(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except FileNotFoundError:
+            return 0
+
     def sizes(self) -> Sizes:
-        log = Path(f"{self.path}-wal")
-        wal = log.stat().st_size if log.exists() else 0
-        return Sizes(self.path.stat().st_size, wal, shutil.disk_usage(self.path.parent).free)
+        return Sizes(self.path.stat().st_size, self._log_bytes(), shutil.disk_usage(self.path.parent).free)
 
     def close(self) -> None:
         """Call when no thread uses the file any more. The last connection to close folds the log into the file."""

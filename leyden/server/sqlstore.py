@@ -170,10 +170,10 @@ class SQLStore(Capture, Operating, TokenStore):
             self._temporary.cleanup()
 
     def _wake(self, changes: Changes) -> None:
-        if changes.work:
-            self._desk.wake()
+        if changes.work or changes.queues:
+            self._desk.wake(None if changes.work else changes.queues)
         self._watch.announce(changes.finished)
-        if self._replicas is not None and (changes.work or changes.finished):
+        if self._replicas is not None and (changes.work or changes.queues or changes.finished):
             self._replicas.announce()
 
     def _meet_replicas(self) -> Replicas | None:
@@ -243,6 +243,7 @@ class SQLStore(Capture, Operating, TokenStore):
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         if len(rollouts) > MAX_ENQUEUE:
             raise InvalidRequest(f"rollouts: at most {MAX_ENQUEUE} in one call", "queue them in several calls")
+        self._executor.check_growth()
         return await self._executor.write(rollout_ops.enqueue, with_keys(rollouts))
 
     async def claim(

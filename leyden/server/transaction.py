@@ -13,12 +13,14 @@ from sqlalchemy import Connection
 class Changes:
     """Whom to wake after the commit, and what it did."""
 
-    work: bool = False  # something may now be claimed
+    work: bool = False  # something may now be claimed, of whatever queue
+    queues: set[str] = field(default_factory=set)  # that may have something more to claim
     finished: set[str] = field(default_factory=set)  # rollouts that became final
     done: dict[tuple[str, str], int] = field(default_factory=dict)  # how much was done, by name and kind: for ``Metrics``
 
     def add(self, other: Changes) -> None:
         self.work |= other.work
+        self.queues |= other.queues
         self.finished |= other.finished
         for (what, kind), n in other.done.items():
             self.count(what, kind, n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,15 @@ from leyden.server.operations.claims import Claimed, ClaimRequest
 from leyden.types import Lease
 
 ROUND_LIMIT = 512  # rollouts asked for in one batched claim
+FIRST_ROUND = 32  # and in the first one after news, most of which are of one rollout
 
 
 @dataclass(eq=False)
 class _Waiter:
     request: ClaimRequest
     answer: asyncio.Future[list[Lease]]
+    news: bool = True  # since it was last looked at: it is new, or there may be something for it
+    unserved: bool = True  # neither asked for nor passed over since then
     asked: bool = False  # part of the claim that runs now
     last_round: bool = False  # its time is up: the next answer is final, empty or not
     gone: bool = False  # cancelled while it was part of a running claim
@@ -25,7 +28,8 @@ class _Waiter:
 
 
 class ClaimDesk:
-    """Serves claims first in, first out. One batched claim at a time asks for all who wait; ``wake`` says that there may be work."""
+    """Serves claims first in, first out. One batched claim at a time asks for all for whom there may be work, as ``wake`` says: thousands
+    that wait for one queue cost nothing while there is work in others."""
 
     def __init__(
         self,
@@ -34,28 +38,28 @@ class ClaimDesk:
     ) -> None:
         self._claim = claim
         self._hand_back = hand_back
-        self._waiters: list[_Waiter] = []
+        self._waiters: dict[_Waiter, None] = {}  # in order
         self._by_request: dict[tuple[str, str], _Waiter] = {}
-        self._dirty = False
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving = False
 
     async def claim(self, request: ClaimRequest, wait: float) -> list[Lease]:
-        """Leases, or none after ``wait`` seconds. If the caller is cancelled, what it was given is handed back."""
+        """Leases, or none after ``wait`` seconds, later only if it had no turn until then. If the caller is cancelled, what it was given is
+        handed back."""
         waiter = _Waiter(request, asyncio.get_running_loop().create_future(), last_round=wait <= 0 or self._closed)
         key = request.worker_id, request.request_id
         former = self._by_request.get(key)
         if former is not None:
             self._replace(former)
         self._by_request[key] = waiter
-        self._waiters.append(waiter)
-        self.wake()
+        self._waiters[waiter] = None
+        self._serve_soon()
         try:
             if not waiter.last_round:
                 await asyncio.wait({waiter.answer}, timeout=wait)
                 waiter.last_round = True
-                if not waiter.answer.done() and not waiter.asked:
+                if not waiter.answer.done() and not waiter.asked and not waiter.unserved:
                     self._settle(waiter, [])
             await asyncio.wait({waiter.answer})
             return waiter.answer.result()
@@ -71,8 +75,13 @@ class ClaimDesk:
         """Claims that wait for work now."""
         return len(self._waiters)
 
-    def wake(self) -> None:
-        self._dirty = True
+    def wake(self, queues: Set[str] | None = None) -> None:
+        """There may be something new in ``queues``; None: in any."""
+        for waiter in self._waiters:
+            waiter.news |= queues is None or not queues.isdisjoint(waiter.request.queues)
+        self._serve_soon()
+
+    def _serve_soon(self) -> None:
         if not self._serving and self._waiters:
             self._serving = True
             self._start(self._serve())
@@ -89,28 +98,33 @@ class ClaimDesk:
 
     async def _serve(self) -> None:
         try:
-            while self._dirty and self._waiters:
-                self._dirty = False
-                await self._serve_all(list(self._waiters))  # those who come later make it dirty again
+            while waiting := [waiter for waiter in self._waiters if waiter.news]:
+                await self._serve_all(waiting)
         finally:
             self._serving = False
 
     async def _serve_all(self, waiting: list[_Waiter]) -> None:
         """Ask for all of them, a round at a time, but for nobody whose queues have nothing left."""
+        for waiter in waiting:
+            waiter.news, waiter.unserved = False, True
         drained: set[str] = set()
+        limit = FIRST_ROUND
         while waiting:
-            chosen = _first_round(waiting)
+            chosen = _first_round(waiting, limit)
+            limit = ROUND_LIMIT
             drained |= await self._serve_round(chosen)
             behind = [waiter for waiter in waiting[len(chosen) :] if not waiter.gone and not waiter.answer.done()]
             waiting = [waiter for waiter in behind if not drained.issuperset(waiter.request.queues)]
             for waiter in behind:
-                if waiter.last_round and drained.issuperset(waiter.request.queues):
-                    self._settle(waiter, [])
+                if drained.issuperset(waiter.request.queues):
+                    waiter.unserved = False
+                    if waiter.last_round:
+                        self._settle(waiter, [])
 
     async def _serve_round(self, chosen: list[_Waiter]) -> frozenset[str]:
         """Returns the queues that have nothing left."""
         for waiter in chosen:
-            waiter.asked = True
+            waiter.asked, waiter.unserved = True, False
         try:
             claimed = await self._claim([waiter.request for waiter in chosen])
         except Exception as error:  # the store is behind, closed, or could not write: each of them is told
@@ -138,8 +152,7 @@ class ClaimDesk:
             waiter.answer.set_result(leases)
 
     def _drop(self, waiter: _Waiter) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
+        self._waiters.pop(waiter, None)
 
     def _replace(self, former: _Waiter) -> None:
         former.replaced = True
@@ -160,11 +173,11 @@ class ClaimDesk:
         task.add_done_callback(self._tasks.discard)
 
 
-def _first_round(waiting: Sequence[_Waiter]) -> list[_Waiter]:
+def _first_round(waiting: Sequence[_Waiter], limit: int) -> list[_Waiter]:
     chosen: list[_Waiter] = []
     wanted = 0
     for waiter in waiting:
-        if chosen and wanted + waiter.request.limit > ROUND_LIMIT:
+        if chosen and wanted + waiter.request.limit > limit:
             break
         chosen.append(waiter)
         wanted += waiter.request.limit

@@ -219,7 +219,7 @@ class PageCheck:
                 origins.append(value.lower())
             elif name == b"sec-fetch-site" and value not in OWN_PAGES:
                 return "web pages of other sites are not served here"
-        if any(origin.partition(b"://")[2] != host for origin in origins):
+        if any(not host or origin.partition(b"://")[2] != host for origin in origins):
             return "web pages of other origins are not served here"
         return None
 
@@ -235,9 +235,9 @@ class AccessCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (need := need_of(scope["method"], scope["path"])) is not None:
-            shown = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None)
-            try:
-                scope[CALLER] = await self._access.admit(need, shown)
+            shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+            try:  # of two, what stands in front of us may have looked at the other one
+                scope[CALLER] = await self._access.admit(need, shown[0] if len(shown) == 1 else None)
             except LeydenError as error:
                 await self._refusal(scope, error)(scope, receive, send)
                 return
@@ -250,6 +250,6 @@ class AccessCheck:
 
 
 def _host_name(value: bytes) -> str:
-    host = value.decode("latin-1").rpartition("://")[2].lower()
+    host = value.decode("latin-1").lower()
     name, separator, port = host.rpartition(":")
     return name if separator and port.isdigit() else host

@@ -48,24 +48,24 @@ class Crew:
 
 
 def start_runners(
-    crew: Crew, store_url: str, marker: str, board: Board, pool: dict[str, Any]
+    crew: Crew, store: StoreClient, marker: str, board: Board, pool: dict[str, Any]
 ) -> AbstractAsyncContextManager[RunnerPool | RunnersInside]:
     """Runners while the block lasts; ``wait()`` of what it gives raises when they cannot go on. ``pool``: more of ``PoolConfig``."""
     if (names := crew.names) is None:
         board.say("the agent, a hook or the tracer can be found by this process only: the runners are a thread of it")
-        return running_inside(crew, store_url)
+        return running_inside(crew, store)
     agent, hooks, tracer = names
     asked = {"hooks": tuple(hooks), "tracer": tracer, "max_rollouts": crew.max_rollouts}
     more = pool | {name: value for name, value in asked.items() if value}
-    return RunnerPool(PoolConfig(agent, store_url, crew.n, crew.concurrency, **more), marker)
+    return RunnerPool(PoolConfig(agent, store.url, crew.n, crew.concurrency, token=store.token, **more), marker)
 
 
 class RunnersInside:
     """``n`` runners on an event loop of their own, so that an agent that blocks does not stop the algorithm."""
 
-    def __init__(self, crew: Crew, store_url: str) -> None:
+    def __init__(self, crew: Crew, store: StoreClient) -> None:
         self._crew = crew
-        self._url = store_url
+        self._url, self._token = store.url, store.token
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runners: list[Runner] = []
         self._main = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ class RunnersInside:
         for number in range(1, crew.n + 1):
             config = RunnerConfig(name=f"runner-{number}", concurrency=crew.concurrency, max_rollouts=crew.max_rollouts)
             observers = Observers([_hook(hook) for hook in crew.hooks], _tracer(crew.tracer))
-            self._runners.append(Runner(agent, lambda: StoreClient(self._url, deadline=2.0), config, observers=observers))
+            self._runners.append(Runner(agent, lambda: StoreClient(self._url, 2.0, self._token), config, observers=observers))
         self._loop = asyncio.get_running_loop()
         endings = await asyncio.gather(*(runner.run() for runner in self._runners))
         if Ending.STUCK in endings:
@@ -116,8 +116,8 @@ class RunnersInside:
 
 
 @asynccontextmanager
-async def running_inside(crew: Crew, store_url: str) -> AsyncIterator[RunnersInside]:
-    inside = RunnersInside(crew, store_url)
+async def running_inside(crew: Crew, store: StoreClient) -> AsyncIterator[RunnersInside]:
+    inside = RunnersInside(crew, store)
     inside.start()
     try:
         yield inside

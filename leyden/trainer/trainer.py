@@ -127,7 +127,7 @@ class Trainer:
                 load_agent(agent)
             PoolConfig("", n=self.n_runners, concurrency=self.concurrency)
         if self._store_url:
-            asyncio.run(_check_store(self._store_url))
+            asyncio.run(_check_store(self._store_url, self._token))
         if isinstance(self.algorithm, SFT):
             model = self.algorithm.model_dir
             check_before_run(runs=self.runs, model=model if model.exists() else None)
@@ -171,7 +171,7 @@ class Trainer:
 
     async def _with_store(self, run: RunDir, agent: str | Agent | None, train: Any, val: Any, board: Board, marker: str) -> Any:
         if url := self._store_url:
-            async with StoreClient(url) as store:
+            async with StoreClient(url, token=self._token) as store:
                 return await self._with_parts(run, store, agent, train, val, board, marker)
         own = StoreChild(run, board, marker, self.port or 0)
         try:
@@ -198,7 +198,7 @@ class Trainer:
                 return await _call(algorithm, train, val)
             pool: dict[str, Any] = {"grace": RUNNER_GRACE, "log_dir": run.logs, "debug": self.debug}
             with board.step(f"start {self.n_runners} runners"):
-                runners = await stack.enter_async_context(start_runners(self._crew(agent), store.url, marker, board, pool))
+                runners = await stack.enter_async_context(start_runners(self._crew(agent), store, marker, board, pool))
             return await while_alive(_call(algorithm, train, val), self._runners_last(runners.wait()))
 
     async def _start_proxy(self, stack: AsyncExitStack, store: StoreClient) -> LLMProxy:
@@ -229,12 +229,21 @@ class Trainer:
     @property
     def _store_url(self) -> str | None:
         """Of the store handed over; one that the proxy brings counts too, for both must be the same."""
-        store = self.store or (self.llm_proxy.store if self.llm_proxy else None)
+        store = self._given_store
         if store is None or isinstance(store, str):
             return store
         if not isinstance(store, StoreClient):
             raise UsageError(f"runners cannot reach a {type(store).__name__}", "serve it (leyden store --port 4747) and pass its URL")
         return store.url
+
+    @property
+    def _token(self) -> str | None:
+        """What the store handed over is shown; None for its URL alone: that of ``LEYDEN_TOKEN``."""
+        return self._given_store.token if isinstance(self._given_store, StoreClient) else None
+
+    @property
+    def _given_store(self) -> Any:
+        return self.store or (self.llm_proxy.store if self.llm_proxy else None)
 
     def _settings(self, agent: str | Agent | None, train: Any, val: Any) -> dict[str, Any]:
         """What makes this run this run; ``RunDir`` knows which of it may change when it goes on."""
@@ -282,8 +291,8 @@ def _again(dataset: Any) -> Any:
     return dataset if dataset is None or hasattr(dataset, "__len__") else list(dataset)
 
 
-async def _check_store(url: str) -> None:
-    async with StoreClient(url) as store:
+async def _check_store(url: str, token: str | None) -> None:
+    async with StoreClient(url, token=token) as store:
         try:
             await store.list_runs(limit=1)
         except Unavailable as error:

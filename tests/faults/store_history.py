@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,21 @@ class Witness:
         finally:  # a call that was cut off is one without an answer
             event = Event(self.name, operation, asked, outcome, answer, error, began, time.monotonic())
             self.history.add(event)
+            for part in _parts(event) if operation == "end_attempts" else ():
+                self.history.add(part)
         return event
 
     async def close(self) -> None:
         await self.store.close()
+
+
+def _parts(event: Event) -> Iterator[Event]:
+    """What one request says of many, as the calls that each of them stands for."""
+    for number, end in enumerate(event.asked["ends"]):
+        outcome = event.outcome
+        if outcome is Outcome.OK and event.answer[number] is not None:
+            outcome = Outcome.REFUSED
+        asked = {"ref": end.ref, "rewards": end.rewards} if end.failure is None else {"ref": end.ref, "failure": end.failure}
+        ending = "complete" if end.failure is None else "fail"
+        for operation, about in (("add_spans", {"ref": end.ref, "spans": end.spans}), (ending, asked)):
+            yield replace(event, operation=operation, asked=about, outcome=outcome, answer=None)

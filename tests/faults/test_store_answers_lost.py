@@ -17,6 +17,7 @@ from store_relay import Relay, Request
 from store_room import SCALE, Room
 
 from leyden.server.app import create_app
+from leyden.server.interface import AttemptEnd
 from leyden.server.queries import Prune
 from leyden.server.sqlstore import SQLStore
 from leyden.types import FailureKind, Generation, JSONResource, Lease, LeaseRef, NewRollout, Reward, RolloutConfig, RunState, Span
@@ -57,7 +58,7 @@ def test_nothing_is_doubled_on_any_route(room: Room) -> None:
             assert len(relay.lost) >= 250 * SCALE
             store.stop()
         found = check_invariants(room.history, room.database, drained=False)
-        assert len(found.rollouts) == ROUNDS * SCALE * 6
+        assert len(found.rollouts) == ROUNDS * SCALE * 7
         assert sum(row.rollout_id is None for row in found.spans) == ROUNDS * SCALE, "what an exporter sent"
 
     room.run(scenario())
@@ -82,29 +83,31 @@ async def play_round(witness: Witness, url: str, number: int) -> None:
     await ok("keep_run", run_id=run, epoch=epoch)
     resources = await ok("add_resources", resources={"n": JSONResource(value=number)}, lease_seconds=60.0, idempotency_key=f"r{number}")
     await ok("keep_resources", resources_id=resources.id, lease_seconds=60.0)
-    await ok("set_queue", name=queue, max_running=4)
+    await ok("set_queue", name=queue, max_running=5)
     config = RolloutConfig(retry_delay=0.0)
     new = [
         NewRollout(
             input=f"{number}-{i}", queue=queue, run_id=run, resources_id=resources.id, config=config, idempotency_key=f"k{number}-{i}"
         )
-        for i in range(6)
+        for i in range(7)
     ]
     rollouts = await ok("enqueue", rollouts=new)
-    await ok("register_worker", worker_id=worker, name=worker, capacity=4)
-    first, second, third, fourth = await claim(4)
-    await ok("heartbeat", worker_id=worker, leases=[lease.ref for lease in (first, second, third, fourth)])
+    await ok("register_worker", worker_id=worker, name=worker, capacity=5)
+    first, second, third, fourth, fifth = await claim(5)
+    await ok("heartbeat", worker_id=worker, leases=[lease.ref for lease in (first, second, third, fourth, fifth)])
     await ok("add_spans", ref=first.ref, spans=[span(number, i) for i in range(3)])
     await ok("add_generations", ref=first.ref, generations=[generation(first.ref, i) for i in range(2)])
     await ok("add_rewards", ref=first.ref, rewards=[Reward(name="early", value=0.5, position="p1")])
     await ok("complete", ref=first.ref, rewards=[Reward(value=1.0), Reward(name="other", value=2.0)])
     await ok("add_scores", rollout_id=first.rollout.id, attempt=1, rewards=[Reward(value=0.5, source="verifier")])
+    ended = AttemptEnd(fifth.ref, [Reward(value=1.0)], [span(number, i) for i in range(3, 5)])
+    await ok("end_attempts", ends=[ended])
     await ok("fail", ref=second.ref, failure=FailureKind.TOOL, error="broken")
     await ok("release", ref=third.ref)
     await ok("stop_worker", worker_id=worker)  # hands the fourth back
-    await ok("cancel", rollout_ids=[rollouts[5].id])
-    await ok("cancel", rollout_ids=[rollouts[4].id, rollouts[5].id])
-    await ok("requeue", rollout_ids=[rollouts[5].id], request_id=f"q{number}")
+    await ok("cancel", rollout_ids=[rollouts[6].id])
+    await ok("cancel", rollout_ids=[rollouts[5].id, rollouts[6].id])
+    await ok("requeue", rollout_ids=[rollouts[6].id], request_id=f"q{number}")
     await send_otlp(url, number)
     await ok("retire_resources", resources_id=resources.id)
     await ok("finish_run", run_id=run, epoch=epoch, state=RunState.SUCCEEDED, summary={"n": number})

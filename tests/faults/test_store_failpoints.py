@@ -21,6 +21,7 @@ from store_room import Room
 from store_snapshot import Snapshot, read
 
 import leyden.server
+from leyden.server.interface import AttemptEnd
 from leyden.server.queries import Prune
 from leyden.types import FailureKind, Generation, JSONResource, Lease, NewRollout, Reward, Rollout, RolloutConfig, RunState, Span
 
@@ -119,6 +120,19 @@ async def _(client: Client) -> Any:
     lease = await client.lease()
     call = client.ok("complete", ref=lease.ref, rewards=[Reward(value=1.0)])
     return call, lambda found: {row.rollout_id for row in found.rewards} >= {lease.rollout.id} and lease.rollout.id not in found.leases
+
+
+@case("attempts.end_each")
+async def _(client: Client) -> Any:
+    lease = await client.lease()
+    sent = Span(trace_id=f"e{client._number():031x}", span_id="1" * 16, name="call", start_ns=1, end_ns=2)
+    call = client.ok("end_attempts", ends=[AttemptEnd(lease.ref, [Reward(value=1.0)], [sent])])
+
+    def is_made(found: Any) -> bool:
+        kept = {row.rollout_id for row in found.rewards} & {row.rollout_id for row in found.spans} >= {lease.rollout.id}
+        return kept and lease.rollout.id not in found.leases
+
+    return call, is_made
 
 
 @case("attempts.fail")

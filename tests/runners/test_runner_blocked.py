@@ -9,7 +9,7 @@ import pytest
 
 from leyden.runners import Runner, RunnerConfig, rollout
 from leyden.runners import runner as runner_module
-from leyden.runners.runner import Watcher
+from leyden.runners.watcher import Watcher
 from leyden.server.client import StoreClient
 from leyden.types import LeaseRef, Verdict
 

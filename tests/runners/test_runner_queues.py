@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from leyden.errors import Busy, LeaseLost, UsageError
+from leyden.errors import Busy, LeaseLost, LeydenError, UsageError
 from leyden.runners import PoolConfig, Runner, RunnerConfig, RunnerPool, rollout
 from leyden.server.client import StoreClient
+from leyden.server.interface import AttemptEnd
 from leyden.server.serving import listening
 from leyden.server.sqlstore import SQLStore
-from leyden.types import AttemptState, Lease, LeaseRef, NewRollout, Reward, Rollout, RolloutConfig, RolloutState, Verdict
+from leyden.types import AttemptState, Lease, LeaseRef, NewRollout, RolloutConfig, RolloutState, Verdict
 
 LIMIT = 120.0  # seconds until a test that hangs is told so
 AGENTS = Path(__file__).with_name("agents_for_tests.py")
@@ -41,12 +42,12 @@ class Watched(SQLStore):
         self.claimed_at.append(time.monotonic())
         return await super().claim(*args, **more)
 
-    async def complete(self, ref: LeaseRef, rewards: Sequence[Reward] = ()) -> Rollout:
+    async def end_attempts(self, ends: Sequence[AttemptEnd]) -> list[LeydenError | None]:
         if self.refuse:
             self.refused_until = time.monotonic() + self.refuse
             patience, self.refuse = self.refuse, 0.0
             raise Busy("behind", retry_after=patience)
-        return await super().complete(ref, rewards)
+        return await super().end_attempts(ends)
 
 
 @asynccontextmanager

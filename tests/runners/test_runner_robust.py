@@ -6,14 +6,14 @@ import asyncio
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leyden.errors import Conflict, UsageError
+from leyden.errors import Conflict, LeydenError, UsageError
 from leyden.process import reserve_port
 from leyden.runners import PoolConfig, Runner, RunnerConfig, RunnerPool, endpoints, rollout
 from leyden.runners.delivery import LEFT_OUT
@@ -23,6 +23,7 @@ from leyden.runners.runner import Ending
 from leyden.runners.tracer import Tracer, current_recorder
 from leyden.server import wire
 from leyden.server.client import StoreClient
+from leyden.server.interface import AttemptEnd
 from leyden.server.serving import listening
 from leyden.server.sqlstore import SQLStore
 from leyden.types import LLM, AttemptState, FailureKind, LeaseRef, NewRollout, Reward, Rollout, RolloutConfig, RolloutState, Span
@@ -80,6 +81,9 @@ class Fails(Tracer):
 class Picky(StoreClient):
     async def complete(self, ref: LeaseRef, rewards: Any = ()) -> Rollout:
         raise Conflict("reward 'reward' is already 0.5")
+
+    async def end_attempts(self, ends: Sequence[AttemptEnd]) -> list[LeydenError | None]:
+        return [Conflict("reward 'reward' is already 0.5") for _ in ends]
 
 
 def ran(

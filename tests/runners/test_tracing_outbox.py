@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ import httpx
 import pytest
 from tracing_room import line, outbox, room, run, until
 
-from leyden.errors import Busy
+from leyden.errors import Busy, LeydenError
 from leyden.runners import Runner, RunnerConfig, rollout
 from leyden.runners.buffer import BATCH, FULL
 from leyden.runners.outbox import Limits, Outbox
 from leyden.runners.spool import Spool, read
 from leyden.runners.tracer import LEFT_OUT, Recorder, current_recorder
 from leyden.server.client import StoreClient
+from leyden.server.interface import AttemptEnd
 from leyden.server.queries import SpanQuery
-from leyden.types import LeaseRef, NewRollout, Rollout, RolloutState, Span
+from leyden.types import LeaseRef, NewRollout, RolloutState, Span
 
 NEVER = lambda: False  # noqa: E731
 REF = LeaseRef(rollout_id="ro-1", attempt=1, token=7)
@@ -47,9 +49,10 @@ def test_spans_are_stored_while_their_attempt_still_runs_and_all_of_them_before_
         return 1.0
 
     class Counting(StoreClient):
-        async def complete(self, ref: LeaseRef, rewards: Any = ()) -> Rollout:
-            ended_with.append(len(await self.list_spans(ref.rollout_id)))
-            return await super().complete(ref, rewards)
+        async def end_attempts(self, ends: Sequence[AttemptEnd]) -> list[LeydenError | None]:
+            (end,) = ends
+            ended_with.append(len(await self.list_spans(end.ref.rollout_id)) + len(end.spans))
+            return await super().end_attempts(ends)
 
     async def scenario() -> None:
         async with place.store() as store:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import not_a_server_error
@@ -29,6 +30,7 @@ class Served:
     url: str
     admin: str
     nobody: str  # a token that was revoked
+    session: requests.Session
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,9 @@ def served() -> Iterator[Served]:
             await kit.sql.add_token(nobody)
             await kit.sql.revoke_token(nobody.id)
             assert kit.url is not None
-            ready.append(Served(kit.url, shown, revoked))
+            session = requests.Session()
+            session.trust_env = False
+            ready.append(Served(kit.url, shown, revoked, session))
             started.set()
             await asyncio.to_thread(stop.wait)
 
@@ -68,8 +72,11 @@ def test_no_request_gets_in_without_a_token_and_none_fails_with_one(case: schema
         case.body["wait"] = 0  # as long as nobody has to wait for it
     if need_of(case.method.upper(), case.path) is not None:
         for headers in ({}, {"authorization": f"Bearer {served.nobody}"}):
-            assert case.call(base_url=served.url, headers=headers, timeout=30).status_code == 401
-    case.call_and_validate(base_url=served.url, headers={"authorization": f"Bearer {served.admin}"}, checks=CHECKS, timeout=30)
+            refused = case.call(base_url=served.url, headers=headers, session=served.session, timeout=30)
+            assert refused.status_code == 401 and refused.headers["www-authenticate"] == ["Bearer"] and b"Traceback" not in refused.content
+    admin = {"authorization": f"Bearer {served.admin}"}
+    answer = case.call_and_validate(base_url=served.url, headers=admin, session=served.session, checks=CHECKS, timeout=30)
+    assert b"Traceback" not in answer.content
 
 
 @pytest.mark.parametrize(

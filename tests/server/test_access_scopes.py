@@ -102,6 +102,28 @@ def test_each_route_lets_in_the_scopes_of_the_table_and_no_other() -> None:
     run(check, *Scope)
 
 
+def test_spans_that_come_with_an_ending_need_the_scope_of_spans() -> None:
+    async def check(store: SQLStore, http: httpx.AsyncClient, texts: dict[Scope, str]) -> None:
+        both, new = mint("runner", (Scope.CLAIM, Scope.INGEST))
+        await store.add_token(both)
+        lease = await a_lease(store)
+        end = {"ref": lease.ref.model_dump(), "rewards": [{"value": 1.0}]}
+        with_spans = {"ends": [{**end, "spans": [make_span(1).model_dump(mode="json")]}]}
+        for text, body, status in (
+            (texts[Scope.INGEST], {"ends": [end]}, 403),
+            (texts[Scope.CLAIM], with_spans, 403),
+            (new, with_spans, 200),
+            (texts[Scope.CLAIM], {"ends": [end]}, 200),  # the same again, without what it may not say
+            (texts[Scope.ADMIN], with_spans, 200),
+        ):
+            answer = await http.post("/v1/leases/end", json=body, headers=bearer(text))
+            assert answer.status_code == status, answer.text
+            kept = len(await store.list_spans(lease.ref.rollout_id))
+            assert kept == (answer.status_code == 200) and (status == 403 or answer.json() == [None])
+
+    run(check, Scope.CLAIM, Scope.INGEST, Scope.ADMIN)
+
+
 def test_a_refusal_has_the_shape_of_every_error_and_says_what_to_do() -> None:
     async def check(store: SQLStore, http: httpx.AsyncClient, texts: dict[Scope, str]) -> None:
         stranger = await http.get("/v1/runs")

@@ -8,6 +8,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -226,6 +227,14 @@ def stored(tmp_path: Path) -> Path:
     asyncio.run(make())
     backup(str(tmp_path / "first.db"), tmp_path / "backup")
     return tmp_path / "backup"
+
+
+def test_a_file_that_cannot_be_backed_up_is_called_by_its_own_name(stored: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "first.db")) as conn:
+        conn.execute("PRAGMA user_version = 99")
+    with pytest.raises(UsageError, match=r"/first\.db was written by a newer Leyden"):
+        backup(str(tmp_path / "first.db"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_nothing_that_is_there_is_replaced(stored: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, column, event, text
 from storekit import new_postgres_database
 
 from leyden.server import schema
@@ -101,6 +101,16 @@ def fill_spans(conn: Connection) -> None:
     )
 
 
+def count_rollouts(conn: Connection) -> None:
+    names = "run_id, iteration, mode, queue, state"
+    conn.execute(
+        text(
+            f"INSERT INTO counters ({names}, failure, n) SELECT {names}, coalesce(failure, ''), count(*) FROM rollouts"
+            f" GROUP BY {names}, coalesce(failure, '')"
+        )
+    )
+
+
 @dataclass
 class Full:
     database: Database
@@ -136,6 +146,7 @@ def full(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             fill_attempts(conn, "running")
             fill_leases(conn)
             fill_spans(conn)
+            count_rollouts(conn)
             for table in tables:
                 for index in table.indexes:
                     index.create(conn, checkfirst=True)
@@ -245,6 +256,10 @@ OPERATIONS: dict[str, tuple[Callable[[Transaction], Any], set[str]]] = {
     "list a run": (list_by(run_id="run3"), set()),
     "list what runs": (list_by(state=RolloutState.RUNNING, newest_first=True), set()),
     "list failures": (list_by(failure=FailureKind.AGENT, newest_first=True), set()),
+    "list a failure": (list_by(failure=FailureKind.VERIFIER), {"rollouts_failure"}),
+    "list a queue": (list_by(queue="nobody"), {"rollouts_queue"}),
+    "list a mode": (list_by(mode=Mode.TEST), {"rollouts_mode"}),
+    "list an iteration": (list_by(iteration=77, newest_first=True), {"rollouts_iteration"}),
     "list a group": (list_by(group="group7"), set()),
     "list a time": (list_by(created_from=10_000_000, created_to=20_000_000), {"rollouts_created"}),
     "list newest of a time": (list_by(created_from=10_000_000, newest_first=True), {"rollouts_created"}),
@@ -255,6 +270,9 @@ OPERATIONS: dict[str, tuple[Callable[[Transaction], Any], set[str]]] = {
     "spans of a rollout": (lambda tx: traces.query_spans(tx, SpanQuery(rollout_id="running-7", limit=100)), {"spans_attempt"}),
     "spans of a trace": (lambda tx: traces.query_spans(tx, SpanQuery(trace_id=f"{7:032x}", limit=100)), {"spans_trace"}),
     "spans of a time": (lambda tx: traces.query_spans(tx, SpanQuery(received_from=N - 10_000, limit=100)), {"spans_received"}),
+    "spans by name": (lambda tx: traces.query_spans(tx, SpanQuery(name="none", limit=100)), {"spans_name"}),
+    "spans by model": (lambda tx: traces.query_spans(tx, SpanQuery(model="none", newest_first=True, limit=100)), {"spans_model"}),
+    "spans by status": (lambda tx: traces.query_spans(tx, SpanQuery(status="error", limit=100)), {"spans_status"}),
     "traces": (lambda tx: traces.list_traces(tx, TraceQuery(limit=20)), {"spans_received", "spans_trace"}),
     "metrics": (metrics.stored, {"rollouts_state"}),
     "prune": (lambda tx: prune.prune(tx, Prune(older_than=NOW / 1e6 - 1)), {"rollouts_finished"}),
@@ -293,6 +311,56 @@ def test_whether_a_span_is_its_traces_first_is_one_step_in_an_index_however_long
     wanted = {"sqlite": "SEARCH earlier USING INDEX spans_trace (trace_id=? AND seq<?)", "postgresql": "(seq < spans.seq)"}
     found = [line for line in plans.lines if "earlier" in line and wanted[full.conn.dialect.name] in line]
     assert found and all("spans_trace" in line for line in found), plans.lines
+
+
+# Each with the index that SQLite, which has no statistics, must be led to.
+SEVERAL: dict[str, tuple[Callable[[Transaction], Any], str]] = {
+    "a run's failures": (list_by(run_id="run3", state=RolloutState.FAILED), "rollouts_run"),
+    "what runs of a mode": (list_by(mode=Mode.TRAIN, state=RolloutState.RUNNING, newest_first=True), "rollouts_state"),
+    "a group's failures": (list_by(group="group7", state=RolloutState.FAILED, run_id="run7"), "rollouts_group"),
+    "failures of a time": (list_by(created_from=10_000, state=RolloutState.FAILED), "rollouts_state"),
+    "failures that changed": (list_by(changed_after=N - 1000, state=RolloutState.FAILED), "rollouts_revision"),
+    "failures by prefix": (list_by(id_prefix="failed-7", state=RolloutState.FAILED), "sqlite_autoindex_rollouts_1"),
+    "failures among ids": (list_by(ids=["failed-7"], state=RolloutState.FAILED), "sqlite_autoindex_rollouts_1"),
+    "a rare model": (lambda tx: traces.query_spans(tx, SpanQuery(name="n", model="rare", limit=100)), "spans_model"),
+    "a name's errors": (lambda tx: traces.query_spans(tx, SpanQuery(name="n", status="error", limit=100)), "spans_status"),
+    "a name in a trace": (lambda tx: traces.query_spans(tx, SpanQuery(trace_id=f"{7:032x}", name="n")), "spans_trace"),
+    "a name in a rollout": (lambda tx: traces.query_spans(tx, SpanQuery(rollout_id="running-7", name="n")), "spans_attempt"),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_of_several_filters_the_one_is_read_along_that_the_fewest_pass(full: Full, name: str) -> None:
+    if full.conn.dialect.name != "sqlite":
+        return
+    operation, wanted = SEVERAL[name]
+    plans = plans_of(full, operation)
+    assert any(line.startswith("SEARCH") and f"INDEX {wanted} " in line for line in plans.lines[-3:]), plans.lines
+    assert name.startswith(("failures among", "a name in")) or not plans.sorted_whole, plans.lines
+
+
+def test_filters_that_nothing_passes_together_are_known_from_the_counts(full: Full) -> None:
+    plans = plans_of(full, list_by(mode=Mode.TEST, state=RolloutState.FAILED))
+    assert not any("rollouts" in line for line in plans.lines), plans.lines
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "last", "newest_first", "wanted"),
+    [
+        (10, 90, (50, 1), False, ["(received_at, seq) > (50, 1)", "received_at < 90"]),
+        (10, 90, (50, 1), True, ["(received_at, seq) < (50, 1)", "received_at >= 10"]),
+        (10, 90, (5, 1), False, ["received_at >= 10", "received_at < 90"]),  # a cursor from elsewhere
+        (10, 90, (95, 1), True, ["received_at >= 10", "received_at < 90"]),
+        (None, None, (50, 1), False, ["(received_at, seq) > (50, 1)"]),
+    ],
+)
+def test_a_page_of_a_time_begins_where_the_last_one_ended(
+    start: int | None, end: int | None, last: tuple[int, int], newest_first: bool, wanted: list[str]
+) -> None:
+    """Not where the time began, which is as far away as there are pages before it: of two bounds on one side SQLite may take the other."""
+    order = [column("received_at"), column("seq")]
+    conditions = listing.between(order, start, end, last, newest_first)
+    assert [str(condition.compile(compile_kwargs={"literal_binds": True})) for condition in conditions] == wanted
 
 
 @pytest.mark.parametrize(

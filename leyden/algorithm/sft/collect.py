@@ -14,6 +14,7 @@ from leyden.algorithm.sft.report import Board, StepView, clock
 from leyden.environments.scored import of_one_source
 from leyden.errors import Conflict, TooLarge, Unavailable
 from leyden.server.interface import Store
+from leyden.server.queries import MAX_IDS
 from leyden.types import Generation, NewRollout, Reward, Rollout, RolloutState
 
 REWARD = "reward"
@@ -64,7 +65,7 @@ async def run_rollouts(store: Store, new: Sequence[NewRollout], patience: Patien
     wait = _Wait(len(queued), patience, board, view)
     pending = {rollout.id for rollout in queued}
     while pending:
-        final = await store.wait_rollouts(sorted(pending), wait=LOOK_EVERY, done=min(8, len(pending)))
+        final = await store.wait_rollouts(sorted(pending)[:MAX_IDS], wait=LOOK_EVERY, done=min(8, len(pending)))
         rewards = last_rewards(await store.list_rewards([rollout.id for rollout in final])) if final else {}
         wait.add([_end(rollout, rewards) for rollout in final], await _running(store, new[0]))
         pending -= {rollout.id for rollout in final}

@@ -48,6 +48,15 @@ class Ending:
 
 SUCCEEDED = Ending(AttemptState.SUCCEEDED)
 
+
+@dataclass(frozen=True)
+class Report:
+    """What one request says of attempts that have ended; ``spans`` are those of all of them, each with its attempt's name."""
+
+    ends: tuple[AttemptEnd, ...]
+    spans: Batch
+
+
 _END_ATTEMPT = Bulk(
     update(attempts)
     .where(attempts.c.rollout_id == bindparam("b_id"), attempts.c.number == bindparam("b_number"))
@@ -76,9 +85,31 @@ def end_many(tx: Transaction, ends: Sequence[AttemptEnd], spans: Batch) -> list[
     rows_of_spans = [{**row, "late": False} for row in spans.rows if (row["rollout_id"], row["attempt"]) in names]
     span_ops.insert_spans(tx, rows_of_spans, spans)
     reward_ops.insert_for_many(tx, [(step.ref, step.rewards) for step in ours])
-    endings = [SUCCEEDED if step.failure is None else Ending.failed(step.failure, step.error) for step in ours]
-    became = end(tx, [(rows[step.ref.rollout_id], ending) for step, ending in zip(ours, endings, strict=True)])
+    became = end(tx, [(rows[step.ref.rollout_id], _ending(step)) for step in ours])
     return [became[step.ref.rollout_id] if _as_row(step.ref) in held else None for step in ends]
+
+
+def end_each(tx: Transaction, reports: Sequence[Report]) -> None:
+    """See ``Store.end_attempts``. Raises for all of them what one of them meets: each is to be tried alone then."""
+    first: dict[LeaseRef, AttemptEnd] = {}
+    said_before: list[AttemptEnd] = []
+    for step in [step for report in reports for step in report.ends]:
+        if first.setdefault(step.ref, step) is not step:
+            said_before.append(step)
+    spans = Batch.joined([report.spans for report in reports])
+    became = end_many(tx, list(first.values()), spans)
+    lost = [step for step, state in zip(first.values(), became, strict=True) if state is None]
+    for step in [*lost, *said_before]:
+        _check_repeated(tx, step.ref, _ending(step))
+        if step.failure is None:
+            reward_ops.check_rewards_stored(tx, step.ref, step.rewards)
+    names = {(step.ref.rollout_id, step.ref.attempt) for step in lost}  # ended like this before: perhaps by others, without these spans
+    late = [{**row, "late": True} for row in spans.rows if (row["rollout_id"], row["attempt"]) in names]
+    span_ops.insert_spans(tx, late, spans)
+
+
+def _ending(step: AttemptEnd) -> Ending:
+    return SUCCEEDED if step.failure is None else Ending.failed(step.failure, step.error)
 
 
 def _as_row(ref: LeaseRef) -> tuple[str, int, int]:

@@ -18,7 +18,7 @@ from leyden.server.schema import attempts, blob_uses, blobs, generations, leases
 from leyden.server.transaction import Transaction
 from leyden.types import RolloutState, RunState
 
-MAX_ROLLOUTS = 500  # in one call
+MAX_ROLLOUTS = 100  # in one call: a tenth of a second on a slow machine, for which all other writes wait
 SILENCE = 60.0  # seconds, at least, since the last beat of a worker that is forgotten
 MAX_SPANS = 20_000  # of these rollouts, unless a single one has more
 

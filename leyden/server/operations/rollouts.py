@@ -78,7 +78,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
             (Bucket.named(row["run_id"], row["iteration"], row["mode"], row["queue"]), RolloutState(row["state"]), NONE) for row in rows
         )
         counters.shift(tx, added)
-        tx.changes.work |= any(row["state"] == RolloutState.QUEUED for row in rows)
+        tx.changes.queues |= {row["queue"] for row in rows if row["state"] == RolloutState.QUEUED}
     made = {row["id"]: records.rollout(RolloutRow(**row)) for row in rows}
     there = [rollout_id for rollout_id in dict.fromkeys(ids) if rollout_id not in made]
     made |= zip(there, rollouts_by_id(tx, there), strict=True)

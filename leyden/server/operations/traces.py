@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, case, exists, func, select, tuple_
+from sqlalchemy import ColumnElement, Row, case, exists, func, select
 
 from leyden.errors import NotFound
-from leyden.server.operations.listing import begins_with, check_limit
+from leyden.server.operations.listing import begins_with, between, check_limit, unindexed
 from leyden.server.operations.spans import read_page
 from leyden.server.queries import SpanQuery, Trace, TraceQuery
 from leyden.server.schema import spans
@@ -16,6 +16,7 @@ from leyden.server.transaction import Transaction
 from leyden.types import Span
 
 MAX_TRACES = 1000  # in one answer
+A_LOOK = 10_000  # steps in an index: a millisecond
 
 _ARRIVAL: tuple[ColumnElement[Any], ...] = (spans.c.received_at, spans.c.seq)
 # The same, where spans are picked out by another index: no planner shall walk along their arrival for it.
@@ -29,45 +30,59 @@ _IS_CALL = spans.c.operation.in_(["chat", "text_completion", "generate_content",
 def query_spans(tx: Transaction, query: SpanQuery) -> list[Span]:
     """See ``Store.query_spans``. Raises ``NotFound`` for a cursor that is no span."""
     check_limit(query.limit)
-    wanted = {
-        spans.c.trace_id: query.trace_id,
-        spans.c.rollout_id: query.rollout_id,
-        spans.c.attempt: query.attempt,
-        spans.c.name: query.name,
-        spans.c.operation: query.operation,
-        spans.c.model: query.model,
-        spans.c.status: query.status,
-    }
-    arrival = _ARRIVAL if query.rollout_id is None and query.trace_id is None else _ARRIVAL_OF_FEW
-    conditions = [column == value for column, value in wanted.items() if value is not None]
-    conditions += _received(arrival[0], query.received_from, query.received_to)
+    names = ("trace_id", "rollout_id", "attempt", "name", "operation", "model", "status")
+    wanted = {name: value for name in names if (value := getattr(query, name)) is not None}
+    leading = _leading(tx, wanted)
+    arrival = _ARRIVAL if leading.isdisjoint({"trace_id", "rollout_id"}) else _ARRIVAL_OF_FEW
+    columns = {name: spans.c[name] if name in leading else unindexed(tx, spans.c[name]) for name in wanted}
+    conditions = [columns[name] == value for name, value in wanted.items()]
+    last = None
     if query.after is not None:
         trace_id, _, span_id = query.after.partition("-")
-        row = tx.conn.execute(select(*_ARRIVAL).where(spans.c.trace_id == trace_id, spans.c.span_id == span_id)).first()
-        if row is None:
+        last = tx.conn.execute(select(*_ARRIVAL).where(spans.c.trace_id == trace_id, spans.c.span_id == span_id)).first()
+        if last is None:
             raise NotFound(f"span {query.after} does not exist", "a cursor is the last span's trace id, a dash, and its span id")
-        here, there = tuple_(*arrival), tuple_(*row)
-        conditions.append(here < there if query.newest_first else here > there)
+    conditions += between(arrival, query.received_from, query.received_to, last, query.newest_first)
     order = [column.desc() if query.newest_first else column for column in arrival]
     return read_page(tx, select(spans).where(*conditions).order_by(*order).limit(query.limit))
+
+
+def _leading(tx: Transaction, wanted: Mapping[str, Any]) -> frozenset[str]:
+    """The filters along whose index spans are read: of several that may pass many, the one that passes the fewest, as far as a look at the
+    beginning of each can tell."""
+    if "trace_id" in wanted:
+        return frozenset({"trace_id"})
+    if "rollout_id" in wanted:
+        return frozenset({"rollout_id", "attempt"})
+
+    def number(name: str) -> int:
+        some = select(spans.c.seq).where(spans.c[name] == wanted[name]).limit(A_LOOK)
+        return tx.conn.execute(select(func.count()).select_from(some.subquery())).scalar_one()
+
+    many = [name for name in ("model", "name", "operation", "status") if name in wanted]
+    return frozenset({min(many, key=number)} if len(many) > 1 and tx.dialect == "sqlite" else many)
 
 
 def list_traces(tx: Transaction, query: TraceQuery) -> list[Trace]:
     """See ``Store.list_traces``. Read backwards along the arrival of spans, stopping at each that was its trace's first."""
     check_limit(query.limit, MAX_TRACES)
     arrival = _ARRIVAL if query.rollout_id is None else _ARRIVAL_OF_FEW
-    conditions = [_IS_FIRST, *_received(arrival[0], query.received_from, query.received_to)]
+    conditions: list[ColumnElement[bool]] = [_IS_FIRST]
     if query.rollout_id is not None:
         conditions.append(spans.c.rollout_id == query.rollout_id)
     order: list[ColumnElement[Any]] = [column.desc() for column in arrival]
     if query.id_prefix is not None:
         conditions += begins_with(spans.c.trace_id, query.id_prefix)
         order = [spans.c.trace_id]
+    first = None
     if query.after is not None:
         first = tx.conn.execute(select(*_ARRIVAL).where(spans.c.trace_id == query.after).order_by(spans.c.seq).limit(1)).first()
         if first is None:
             raise NotFound(f"trace {query.after} does not exist")
-        conditions.append(tuple_(*arrival) < tuple_(*first) if query.id_prefix is None else spans.c.trace_id > query.after)
+    if query.id_prefix is not None and query.after is not None:
+        conditions.append(spans.c.trace_id > query.after)
+    behind = first if query.id_prefix is None else None
+    conditions += between(arrival, query.received_from, query.received_to, behind, newest_first=True)
     statement = select(spans.c.trace_id).where(*conditions).order_by(*order).limit(query.limit)
     return _traces(tx, tx.conn.execute(statement).scalars().all())
 
@@ -111,12 +126,3 @@ def _trace(sums: Row[Any], root: Row[Any]) -> Trace:
 def _whole(value: Any) -> int | None:
     """PostgreSQL adds up in decimals."""
     return None if value is None else int(value)
-
-
-def _received(received_at: ColumnElement[int], start: int | None, end: int | None) -> list[ColumnElement[bool]]:
-    conditions = []
-    if start is not None:
-        conditions.append(received_at >= start)
-    if end is not None:
-        conditions.append(received_at < end)
-    return conditions

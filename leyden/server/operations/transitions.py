@@ -108,7 +108,8 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
         alike[way].append(row.id)
         if step.to.final:
             tx.changes.finished.add(row.id)
-        tx.changes.work |= step.to is RolloutState.QUEUED
+        if step.to is RolloutState.QUEUED:
+            tx.changes.queues.add(row.queue)
     changed = 0
     for way, ids in alike.items():
         for start in range(0, len(ids), CHUNK):

@@ -6,6 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from leyden.server import messages
+from leyden.server.interface import AttemptEnd
+from leyden.server.tokens import Scope
 from leyden.server.wire import Call, route
 from leyden.types import AttemptBinding, Lease, Rollout, Verdict
 
@@ -49,6 +51,15 @@ async def complete(call: Call, body: messages.Complete) -> Rollout:
 @route(router, "POST", "/v1/leases/fail")
 async def fail(call: Call, body: messages.Fail) -> Rollout:
     return await call.store.fail(body.ref, body.failure, body.error)
+
+
+@route(router, "POST", "/v1/leases/end")
+async def end_attempts(call: Call, body: messages.EndAttempts) -> list[messages.Refusal | None]:
+    """Each with its spans, as if alone. Answers for each null, or why it was refused."""
+    if any(end.spans for end in body.ends):
+        call.caller.check(Scope.INGEST, "write spans")
+    ends = [AttemptEnd(end.ref, end.rewards, end.spans, end.failure, end.error) for end in body.ends]
+    return [None if error is None else messages.Refusal(**error.as_dict()["error"]) for error in await call.store.end_attempts(ends)]
 
 
 @route(router, "POST", "/v1/leases/release")

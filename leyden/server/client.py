@@ -21,8 +21,9 @@ from leyden.http.connection import BrokenOff, Response
 from leyden.http.connections import Connections, NotConnected
 from leyden.server import messages
 from leyden.server.codec import encode
-from leyden.server.interface import MAX_WAIT, TOKEN, new_key, with_keys
+from leyden.server.interface import MAX_CALLS, MAX_WAIT, TOKEN, new_key, with_keys
 from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, SpanQuery, Trace, TraceQuery, asked
+from leyden.server.together import Together
 from leyden.server.tokens import NewToken, Token
 from leyden.types import (
     DEFAULT_QUEUE,
@@ -91,6 +92,7 @@ class StoreClient:
             raise errors.UsageError(f"what {TOKEN} holds is no token", "set it to what leyden token create has printed, and nothing else")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._connections = Connections(KEEP_ALIVE)
+        self._calls = Together(self._add_calls, MAX_CALLS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,6 +101,7 @@ class StoreClient:
         await self.close()
 
     async def close(self) -> None:
+        self._calls.stop()
         self._connections.close()
 
     # -- transport -----------------------------------------------------------------------------------------------------
@@ -246,8 +249,11 @@ class StoreClient:
         return self._read(messages.NUMBER, answer)
 
     async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation], spans: Sequence[Span] = ()) -> None:
-        body = messages.AddGenerations(ref=ref, generations=list(generations), spans=list(spans))
-        await self._post("/v1/generations", body, None)
+        await self._calls.add(encode(messages.AddGenerations(ref=ref, generations=list(generations), spans=list(spans))))
+
+    async def _add_calls(self, calls: list[bytes]) -> list[LeydenError | None]:
+        answer = await self._send("POST", "/v1/generations", b'{"calls":[' + b",".join(calls) + b"]}")
+        return [None if said is None else _refused(said) for said in self._read(messages.REFUSALS, answer)]
 
     async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
         await self._post("/v1/rewards", messages.AddRewards(ref=ref, rewards=list(rewards)), None)
@@ -363,6 +369,10 @@ def _checked(model: type[M], values: dict[str, Any]) -> M:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from error
+
+
+def _refused(said: messages.Refusal) -> LeydenError:
+    return _ERRORS.get(said.code, LeydenError)(said.message, said.hint)
 
 
 def _error(path: str, response: Response, content: bytes) -> LeydenError:

@@ -39,6 +39,7 @@ from leyden.types import (
 TOKEN = "LEYDEN_TOKEN"  # in the environment: what a client shows to a store that asks for a token
 MAX_WAIT = 20.0  # seconds a long poll may last
 MAX_CLAIM = 512  # rollouts in one claim
+MAX_CALLS = 64  # calls of a model in one request
 
 
 def new_key() -> str:

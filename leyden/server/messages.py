@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import Field, TypeAdapter
 
 from leyden.audit import CallAudit
+from leyden.errors import LeydenError
+from leyden.server.interface import MAX_CALLS
 from leyden.server.queries import Trace
 from leyden.server.tokens import Token
 from leyden.types import (
@@ -57,6 +59,18 @@ class Complete(Record):
     rewards: list[Reward] = Field(default_factory=list)
 
 
+class Refusal(Record):
+    """Why one of many was not done: what ``error`` holds where one is all there is."""
+
+    code: str
+    message: str
+    hint: str | None = None
+
+    @classmethod
+    def of(cls, error: LeydenError) -> Refusal:
+        return cls(**error.as_dict()["error"])
+
+
 class Fail(Record):
     ref: LeaseRef
     failure: FailureKind
@@ -99,6 +113,10 @@ class AddGenerations(Record):
     ref: LeaseRef
     generations: list[Generation]
     spans: list[Span] = Field(default_factory=list)
+
+
+class AddCalls(Record):
+    calls: list[AddGenerations] = Field(max_length=MAX_CALLS)
 
 
 class AddRewards(Record):
@@ -172,3 +190,4 @@ RUNS = TypeAdapter(list[Run])
 QUEUES = TypeAdapter(list[Queue])
 TOKENS = TypeAdapter(list[Token])
 NUMBER = TypeAdapter(int)
+REFUSALS = TypeAdapter(list[Refusal | None])

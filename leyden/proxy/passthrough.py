@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
+from leyden.http.connection import BrokenOff, Response
+from leyden.http.connections import Connections, NotConnected
 from leyden.proxy import sse
 from leyden.proxy.asked import CHAT
-from leyden.proxy.connection import BrokenOff, Response
-from leyden.proxy.connections import Connections, NotConnected
 from leyden.proxy.deployments import Deployment
 from leyden.proxy.refusal import NotReached, Refusal, engine_gone
 

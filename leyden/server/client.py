@@ -9,20 +9,21 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
-import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from leyden import errors
 from leyden.audit import AuditCounts, CallAudit
 from leyden.errors import Busy, InvalidRequest, LeydenError, Unavailable
+from leyden.http.connection import BrokenOff, Response
+from leyden.http.connections import Connections, NotConnected
 from leyden.server import messages
 from leyden.server.codec import encode
-from leyden.server.interface import MAX_WAIT, TOKEN, AttemptEnd, new_key, with_keys
-from leyden.server.lanes import LanesTransport
+from leyden.server.interface import MAX_CALLS, MAX_WAIT, TOKEN, AttemptEnd, new_key, with_keys
 from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, SpanQuery, Trace, TraceQuery, asked
+from leyden.server.together import Together
 from leyden.server.tokens import NewToken, Token
 from leyden.types import (
     DEFAULT_QUEUE,
@@ -52,6 +53,8 @@ from leyden.types import (
 DEADLINE = 30.0  # seconds a call goes on trying
 FIRST_CONTACT = 3.0  # seconds, as long as the store has never answered: then the address is likely wrong, or it was not started
 ANSWER_TIME = 15.0  # seconds for an answer, beyond what the call waits by itself
+SLOWEST = 500_000  # bytes a second that a line is expected to carry
+KEEP_ALIVE = 60.0  # seconds, less than the 75 after which a store closes an idle connection
 RETRIED = frozenset({429, 502, 503, 504})
 
 T = TypeVar("T")
@@ -84,13 +87,12 @@ class StoreClient:
         self.deadline = deadline  # seconds; a new value holds from the next call on
         self.busy_until = 0.0
         self._answered = False
-        # trust_env off: a proxy set for the web must not see what agents did.
         self.token = token = token or os.environ.get(TOKEN)  # for those that are to reach the same store
         if token and not (token.isascii() and token.isprintable()):
             raise errors.UsageError(f"what {TOKEN} holds is no token", "set it to what leyden token create has printed, and nothing else")
-        headers = {"authorization": f"Bearer {token}"} if token else None
-        transport = LanesTransport(self.url.startswith("https:"))
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, trust_env=False, transport=transport)
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._connections = Connections(KEEP_ALIVE)
+        self._calls = Together(self._add_calls, MAX_CALLS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,17 +101,18 @@ class StoreClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._http.aclose()
+        self._calls.stop()
+        self._connections.close()
 
     # -- transport -----------------------------------------------------------------------------------------------------
 
     async def _get(self, path: str, answer: type[T] | TypeAdapter[T], **query: Any) -> T:
-        given = {name: str(value) for name, value in query.items() if value is not None}
-        return self._read(answer, await self._send("GET", path, params=given))
+        given = urlencode({name: value for name, value in query.items() if value is not None})
+        return self._read(answer, await self._send("GET", f"{path}?{given}" if given else path))
 
     async def _post(self, path: str, body: BaseModel | None, answer: type[T] | TypeAdapter[T] | None, wait: float = 0.0) -> T:
         data = b"{}" if body is None else encode(body)
-        content = await self._send("POST", path, wait, content=data, headers={"content-type": "application/json"})
+        content = await self._send("POST", path, data, wait)
         return None if answer is None else self._read(answer, content)  # type: ignore[return-value]
 
     def _read(self, answer: type[T] | TypeAdapter[T], content: bytes) -> T:
@@ -121,26 +124,32 @@ class StoreClient:
             message = f"what answers at {self.url} is not a store of this version of Leyden"
             raise errors.UsageError(message, "check the store's URL, and that both sides run the same version") from error
 
-    async def _send(self, method: str, path: str, wait: float = 0.0, **request: Any) -> bytes:
+    def _outcomes(self, content: bytes) -> list[LeydenError | None]:
+        """What came of each of many."""
+        found = self._read(messages.REFUSALS, content)
+        return [None if said is None else _ERRORS.get(said.code, LeydenError)(said.message, said.hint) for said in found]
+
+    async def _send(self, method: str, path: str, body: bytes = b"", wait: float = 0.0) -> bytes:
         wait = wait if 0 <= wait <= MAX_WAIT else 0.0  # the store says what is wrong with any other
+        headers = {**self._headers, "content-type": "application/json"} if body else self._headers
         deadline = time.monotonic() + wait + (self.deadline if self._answered else min(self.deadline, FIRST_CONTACT))
         pause = 0.05
         while True:
             failure: LeydenError
             least = 0.0
             try:
-                response = await self._http.request(method, path, timeout=httpx.Timeout(ANSWER_TIME, read=wait + ANSWER_TIME), **request)
-            except httpx.TransportError as error:
+                response, content = await self._exchange(method, path, headers, body, wait)
+            except (NotConnected, BrokenOff, TimeoutError) as error:
                 failure = Unavailable(f"the store at {self.url} does not answer", f"start it with: store --port {self._port()}")
                 failure.__cause__ = error
-            except httpx.InvalidURL as error:
+            except ValueError as error:
                 raise errors.UsageError(f"{self.url!r} is not the URL of a store: {error}", "give it as http://127.0.0.1:4747") from error
             else:
                 self._answered = True
-                if response.status_code < 300:
-                    return response.content
-                failure = _error(response)
-                if response.status_code not in RETRIED:
+                if response.status < 300:
+                    return content
+                failure = _error(path, response, content)
+                if response.status not in RETRIED:
                     raise failure
                 if isinstance(failure, Busy):
                     least = failure.retry_after
@@ -151,8 +160,20 @@ class StoreClient:
                 raise failure
             await asyncio.sleep(delay)
 
+    async def _exchange(self, method: str, path: str, headers: dict[str, str], body: bytes, wait: float) -> tuple[Response, bytes]:
+        async with asyncio.timeout(wait + ANSWER_TIME + len(body) / SLOWEST):
+            response = await self._connections.request(method, self.url + path, headers, body)
+            await response.begin()
+        parts: list[bytes] = []
+        while True:
+            async with asyncio.timeout(ANSWER_TIME):  # for each: an answer may be long, and the line slow
+                part = await response.read_some()
+            if not part:
+                return response, b"".join(parts)
+            parts.append(part)
+
     def _port(self) -> int:
-        return self._http.base_url.port or 4747
+        return urlsplit(self.url).port or 4747
 
     # -- queue ---------------------------------------------------------------------------------------------------------
 
@@ -190,9 +211,7 @@ class StoreClient:
 
     async def end_attempts(self, ends: Sequence[AttemptEnd]) -> list[LeydenError | None]:
         body = b'{"ends":[' + b",".join(map(_encoded, ends)) + b"]}"
-        answer = await self._send("POST", "/v1/leases/end", content=body, headers={"content-type": "application/json"})
-        found = self._read(messages.REFUSALS, answer)
-        return [None if said is None else _ERRORS.get(said.code, LeydenError)(said.message, said.hint) for said in found]
+        return self._outcomes(await self._send("POST", "/v1/leases/end", body))
 
     async def release(self, ref: LeaseRef, delay: float = 0.0) -> Rollout:
         return await self._post("/v1/leases/release", messages.Release(ref=ref, delay=delay), Rollout)
@@ -235,12 +254,14 @@ class StoreClient:
 
     async def add_encoded_spans(self, ref: LeaseRef, spans: Sequence[bytes]) -> int:
         body = b'{"ref":' + encode(ref) + b',"spans":[' + b",".join(spans) + b"]}"
-        answer = await self._send("POST", "/v1/spans", content=body, headers={"content-type": "application/json"})
+        answer = await self._send("POST", "/v1/spans", body)
         return self._read(messages.NUMBER, answer)
 
     async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation], spans: Sequence[Span] = ()) -> None:
-        body = messages.AddGenerations(ref=ref, generations=list(generations), spans=list(spans))
-        await self._post("/v1/generations", body, None)
+        await self._calls.add(encode(messages.AddGenerations(ref=ref, generations=list(generations), spans=list(spans))))
+
+    async def _add_calls(self, calls: list[bytes]) -> list[LeydenError | None]:
+        return self._outcomes(await self._send("POST", "/v1/generations", b'{"calls":[' + b",".join(calls) + b"]}"))
 
     async def add_rewards(self, ref: LeaseRef, rewards: Sequence[Reward]) -> None:
         await self._post("/v1/rewards", messages.AddRewards(ref=ref, rewards=list(rewards)), None)
@@ -364,13 +385,13 @@ def _checked(model: type[M], values: dict[str, Any]) -> M:
         raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from error
 
 
-def _error(response: httpx.Response) -> LeydenError:
+def _error(path: str, response: Response, content: bytes) -> LeydenError:
     """The error the store raised, as far as this answer is the store's."""
     try:
-        said = from_json(response.content)["error"]
+        said = from_json(content)["error"]
         kind, message, hint = _ERRORS.get(said["code"], LeydenError), said["message"], said["hint"]
     except (ValueError, KeyError, TypeError):
-        return Unavailable(f"{response.url} answered {response.status_code}, which is not a store's answer", "check the store's URL")
+        return Unavailable(f"{path} answered {response.status}, which is not a store's answer", "check the store's URL")
     if kind is Busy:
         return Busy(message, hint, float(response.headers.get("retry-after", "1")))
     return kind(message, hint)

@@ -41,6 +41,7 @@ TOKEN = "LEYDEN_TOKEN"  # in the environment: what a client shows to a store tha
 MAX_WAIT = 20.0  # seconds a long poll may last
 MAX_CLAIM = 512  # rollouts in one claim
 MAX_ENDS = 512  # attempts that end in one request
+MAX_CALLS = 64  # calls of a model in one request
 
 
 def new_key() -> str:

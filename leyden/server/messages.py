@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field, TypeAdapter
 
 from leyden.audit import CallAudit
-from leyden.server.interface import MAX_ENDS
+from leyden.errors import LeydenError
+from leyden.server.interface import MAX_CALLS, MAX_ENDS
 from leyden.server.queries import MAX_IDS, Trace
 from leyden.server.tokens import Token
 from leyden.types import (
@@ -77,6 +78,10 @@ class Refusal(Record):
     message: str
     hint: str | None = None
 
+    @classmethod
+    def of(cls, error: LeydenError) -> Refusal:
+        return cls(**error.as_dict()["error"])
+
 
 class Fail(Record):
     ref: LeaseRef
@@ -120,6 +125,10 @@ class AddGenerations(Record):
     ref: LeaseRef
     generations: list[Generation]
     spans: list[Span] = Field(default_factory=list)
+
+
+class AddCalls(Record):
+    calls: list[AddGenerations] = Field(max_length=MAX_CALLS)
 
 
 class AddRewards(Record):

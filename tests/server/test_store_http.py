@@ -207,7 +207,7 @@ def test_a_lost_answer_is_asked_for_again_and_counts_once() -> None:
             length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0)
             body = await reader.readexactly(length)
             up_reader, up_writer = await asyncio.open_connection(upstream.host, upstream.port)
-            up_writer.write(head.replace(b"keep-alive", b"close") + body)
+            up_writer.write(head.removesuffix(b"\r\n") + b"connection: close\r\n\r\n" + body)
             answer = await up_reader.read(-1)
             up_writer.close()
             path = head.split()[1]

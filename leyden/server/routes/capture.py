@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter
 
 from leyden.audit import AuditCounts, CallAudit
+from leyden.errors import Busy, LeydenError, Unavailable
 from leyden.server import messages
 from leyden.server.wire import Call, route
 from leyden.types import Generation, Mode, Record, Rejection, Reward, Span
@@ -31,8 +34,18 @@ async def list_spans(call: Call, query: _Attempt) -> list[Span]:
 
 
 @route(router, "POST", "/v1/generations")
-async def add_generations(call: Call, body: messages.AddGenerations) -> None:
-    await call.store.add_generations(body.ref, body.generations, body.spans)
+async def add_generations(call: Call, body: messages.AddCalls) -> list[messages.Refusal | None]:
+    """Each call as if alone. Answers for each null, or why it was refused."""
+    adding = [call.store.add_generations(one.ref, one.generations, one.spans) for one in body.calls]
+    answers: list[messages.Refusal | None] = []
+    for outcome in await asyncio.gather(*adding, return_exceptions=True):
+        if isinstance(outcome, LeydenError) and not isinstance(outcome, Busy | Unavailable):
+            answers.append(messages.Refusal.of(outcome))
+        elif outcome is not None:
+            raise outcome  # all of them are to be sent again
+        else:
+            answers.append(None)
+    return answers
 
 
 @route(router, "POST", "/v1/generations/query")

@@ -59,7 +59,7 @@ async def end_attempts(call: Call, body: messages.EndAttempts) -> list[messages.
     if any(end.spans for end in body.ends):
         call.caller.check(Scope.INGEST, "write spans")
     ends = [AttemptEnd(end.ref, end.rewards, end.spans, end.failure, end.error) for end in body.ends]
-    return [None if error is None else messages.Refusal(**error.as_dict()["error"]) for error in await call.store.end_attempts(ends)]
+    return [None if error is None else messages.Refusal.of(error) for error in await call.store.end_attempts(ends)]
 
 
 @route(router, "POST", "/v1/leases/release")

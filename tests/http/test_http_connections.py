@@ -1,4 +1,4 @@
-"""Connections to engines: real sockets, and servers that say what real ones say on bad days."""
+"""Connections: real sockets, and servers that say what real ones say on bad days."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from leyden.proxy import connections
-from leyden.proxy.connection import MAX_AHEAD, BrokenOff
-from leyden.proxy.connections import Connections, NotConnected
+from leyden.http import connections
+from leyden.http.connection import MAX_AHEAD, BrokenOff
+from leyden.http.connections import Connections, NotConnected
 
 Run = Callable[[Awaitable[None]], None]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

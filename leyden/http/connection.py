@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection to an engine (RFC 9112): a request at a time, its answer parsed by llhttp as it comes.
+"""One HTTP/1.1 connection (RFC 9112): a request at a time, its answer parsed by llhttp as it comes.
 
-A general HTTP client costs as much as all else that the proxy does for a call (measured with aiohttp). Of what such a client can do this
-needs little: no redirects, cookies, compression or proxies.
+A general HTTP client costs as much as all else that the proxy does for a call (measured with aiohttp), and half as much again with httpx to
+the store. Of what such a client can do little is needed: no redirects, cookies, compression or proxies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import httptools
 
 MAX_HEAD = 64 << 10  # bytes of an answer's status line and headers
-MAX_AHEAD = 1 << 20  # bytes of a body that may wait to be read; then the engine has to
+MAX_AHEAD = 1 << 20  # bytes of a body that may wait to be read; then the server has to
 
 
 class BrokenOff(ConnectionError):

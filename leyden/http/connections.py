@@ -1,4 +1,4 @@
-"""Connections to engines, kept for the next call."""
+"""Connections, kept for the next request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 from weakref import WeakSet
 
-from leyden.proxy.connection import Connection, Response
+from leyden.http.connection import Connection, Response
 
 CONNECT = 15.0  # seconds; a port where nobody listens refuses at once: this is for a machine that is away, or a loop that was held up
 KEEP_ALIVE = 4.0  # seconds, less than the 5 after which uvicorn, and so vLLM, closes an idle connection: it may do so just as we send
@@ -27,9 +27,13 @@ class Origin(NamedTuple):
 
 
 class Connections:
-    """Use it in one event loop. How many there are is for its callers to say: every call in flight has one."""
+    """Use it in one event loop. How many there are is for its callers to say: every request in flight has one.
 
-    def __init__(self) -> None:
+    ``keep_alive``: seconds that an idle one is kept; less than the server does.
+    """
+
+    def __init__(self, keep_alive: float = KEEP_ALIVE) -> None:
+        self._keep_alive = keep_alive
         self._idle: dict[Origin, deque[Connection]] = defaultdict(deque)  # of each, the one used last at the end
         self._open: WeakSet[Connection] = WeakSet()
 
@@ -51,7 +55,7 @@ class Connections:
 
     def _take(self, origin: Origin) -> Connection | None:
         idle = self._idle[origin]
-        oldest = asyncio.get_running_loop().time() - KEEP_ALIVE
+        oldest = asyncio.get_running_loop().time() - self._keep_alive
         while idle and idle[0].idle_since < oldest:
             idle.popleft().abort()
         while idle:
@@ -91,6 +95,8 @@ def _parse(url: str) -> tuple[Origin, str, str]:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is not an http URL")
+    if parts.username is not None:
+        raise ValueError("names and passwords in a URL are not sent")
     tls = parts.scheme == "https"
     origin = Origin(tls, parts.hostname, parts.port or (443 if tls else 80))
     shown = f"[{origin.host}]" if ":" in origin.host else origin.host.encode("idna").decode()

@@ -1,0 +1,146 @@
+"""Small writes that go together: each gets its own outcome, none waits for others, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from storekit import Kit, make_generation, make_span, run, task
+
+from leyden.errors import LeaseLost, LeydenError, Unavailable
+from leyden.server.client import StoreClient
+from leyden.server.together import MOST_BYTES, Together
+from leyden.types import LeaseRef
+
+
+class Sender:
+    """Keeps what is sent, and answers when it is let."""
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self.sent: list[list[bytes]] = []
+        self.open = asyncio.Event()
+        self.refuse: dict[bytes, LeydenError] = {}
+        self.fail: Exception | None = None
+
+    async def __call__(self, items: list[bytes]) -> Sequence[LeydenError | None]:
+        self.sent.append(items)
+        await self.open.wait()
+        if self.fail is not None:
+            raise self.fail
+        return [self.refuse.get(item) for item in items]
+
+
+async def settled() -> None:
+    """Every task has got as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_what_comes_while_a_request_is_under_way_goes_with_the_next_one() -> None:
+    async def go() -> None:
+        sender = Sender()
+        together = Together(sender, most=4)
+        adding = [asyncio.create_task(together.add(b"0"))]
+        await settled()
+        assert sender.sent == [[b"0"]]  # it waited for nobody
+        adding += [asyncio.create_task(together.add(b"%d" % n)) for n in range(1, 7)]
+        await settled()
+        assert len(sender.sent) == 1
+        sender.open.set()
+        await asyncio.gather(*adding)
+        assert sender.sent == [[b"0"], [b"1", b"2", b"3", b"4"], [b"5", b"6"]]
+
+    asyncio.run(go())
+
+
+def test_a_request_is_no_longer_than_its_bound_unless_one_item_is() -> None:
+    async def go() -> None:
+        sender = Sender()
+        together = Together(sender, most=64)
+        large, half = b"x" * (MOST_BYTES + 1), b"y" * (MOST_BYTES // 2)
+        adding = [asyncio.create_task(together.add(item)) for item in (b"0", large, half, half, half)]
+        sender.open.set()
+        await asyncio.gather(*adding)
+        assert [[len(item) for item in items] for items in sender.sent] == [[1], [len(large)], [len(half)] * 2, [len(half)]]
+
+    asyncio.run(go())
+
+
+def test_each_is_told_what_came_of_it() -> None:
+    async def go() -> None:
+        sender = Sender()
+        sender.refuse[b"bad"] = LeaseLost("gone")
+        together = Together(sender, most=64)
+        sender.open.set()
+        good, bad, other = await asyncio.gather(*(together.add(item) for item in (b"good", b"bad", b"other")), return_exceptions=True)
+        assert good is None and isinstance(bad, LeaseLost) and other is None
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), ZeroDivisionError("a bug")])
+def test_what_is_wrong_with_a_request_is_told_to_all_in_it_and_the_next_one_is_sent(error: Exception) -> None:
+    async def go() -> None:
+        sender = Sender()
+        sender.fail = error
+        together = Together(sender, most=2)
+        adding = asyncio.gather(*(together.add(b"%d" % n) for n in range(3)), return_exceptions=True)
+        await settled()
+        sender.open.set()
+        assert await adding == [error] * 3 and len(sender.sent) == 2
+        sender.fail = None
+        await together.add(b"3")
+
+    asyncio.run(go())
+
+
+def test_one_that_leaves_takes_nobody_along_and_a_stop_leaves_nobody_waiting() -> None:
+    async def go() -> None:
+        sender = Sender()
+        together = Together(sender, most=64)
+        first, second, third = (asyncio.create_task(together.add(item)) for item in (b"1", b"2", b"3"))
+        await settled()
+        second.cancel()
+        sender.open.set()
+        assert await asyncio.gather(first, third) == [None, None] and second.cancelled()
+        sender.open.clear()
+        flying = asyncio.create_task(together.add(b"4"))
+        await settled()
+        waiting = asyncio.create_task(together.add(b"5"))
+        await settled()
+        together.stop()
+        await asyncio.wait({flying, waiting}, timeout=5)
+        assert flying.cancelled() and waiting.cancelled()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("kind", ["http-sqlite", "http-postgres"])
+def test_calls_of_many_attempts_go_in_few_requests_and_a_lost_lease_costs_only_its_own(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task(n) for n in range(9)])
+        leases = await kit.store.claim("w", 9)
+        refs = [lease.ref for lease in leases]
+        refs[0] = refs[0].model_copy(update={"token": refs[0].token + 1})
+        assert isinstance(kit.store, StoreClient)
+        sent: list[str] = []
+        send = kit.store._send
+
+        async def counted(method: str, path: str, *rest: bytes) -> bytes:
+            sent.append(path)
+            return await send(method, path, *rest)
+
+        kit.store._send = counted  # type: ignore[assignment]
+
+        def add(ref: LeaseRef) -> asyncio.Future[None]:
+            generation = make_generation(ref, f"g-{ref.rollout_id}")
+            return asyncio.ensure_future(kit.store.add_generations(ref, [generation], [make_span()]))
+
+        outcomes = await asyncio.gather(*map(add, refs), return_exceptions=True)
+        assert isinstance(outcomes[0], LeaseLost) and outcomes[1:] == [None] * 8
+        assert sent == ["/v1/generations"]
+        found = await kit.store.list_generations([lease.rollout.id for lease in leases])
+        assert {row.rollout_id for row in found} == {lease.rollout.id for lease in leases[1:]}
+
+    run(check, kind)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "leyden").rglob("*.py"))
 MAX_LINES = 400
 
-GROUND = {"types", "record", "audit", "errors", "files", "process", "failpoint"}
+GROUND = {"types", "record", "audit", "errors", "files", "process", "failpoint", "together"}
 ARROWS = {
     "errors": set(),
     "record": set(),
@@ -29,6 +29,7 @@ ARROWS = {
     "files": {"errors"},
     "process": {"errors"},
     "failpoint": set(),
+    "together": {"errors"},
     "http": set(),
     "server": GROUND | {"http"},
     "proxy": GROUND | {"http", "server"},

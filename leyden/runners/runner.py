@@ -21,18 +21,19 @@ from leyden.errors import Busy, LeaseLost, LeydenError, Unavailable
 from leyden.runners import endpoints
 from leyden.runners.agent import Agent
 from leyden.runners.attempt import Outcome, run_attempt
-from leyden.runners.endings import Endings
 from leyden.runners.failures import describe
 from leyden.runners.heart import Heart, Report
 from leyden.runners.hooks import Observers
 from leyden.runners.outbox import Outbox
 from leyden.runners.tracer import Recorder
 from leyden.runners.watcher import News, Watcher
-from leyden.server.interface import MAX_CLAIM, MAX_WAIT, AttemptEnd, Store
+from leyden.server.interface import MAX_CLAIM, MAX_ENDS, MAX_WAIT, AttemptEnd, Store
+from leyden.together import Together
 from leyden.types import DEFAULT_QUEUE, FailureKind, Lease, LeaseRef, Verdict
 
 T = TypeVar("T")
 
+ENDS_BYTES = 1 << 20  # of spans in one request that ends attempts
 LAST_SPANS = 5.0  # seconds that a runner which ends has for spans that no attempt waits for
 
 
@@ -126,7 +127,7 @@ class Runner:
     async def run(self) -> Ending:
         """Claim and run until ``drain`` or ``release`` is called, or an agent cannot be stopped."""
         self._store = self._connect()
-        self._endings = Endings(self._store)
+        self._endings = Together(self._store.end_attempts, MAX_ENDS, ENDS_BYTES, lambda end: end.encoded_bytes)
         self._outbox = Outbox(self._connect, self.config.name, self.config.spool)
         self._heart = Heart(self._connect, self.worker_id, self.config.lease_seconds, self._reporter(), self._beat)
         try:
@@ -332,10 +333,13 @@ class Runner:
         if spans is None:
             return False
         try:
-            await self._endings.end(AttemptEnd(ref, outcome.rewards, spans, outcome.failure, outcome.error))
+            await self._endings.add(AttemptEnd(ref, outcome.rewards, spans, outcome.failure, outcome.error))
         except LeydenError:  # the store is away, behind, or refuses something: step by step it says what, and the rest is kept
             self._outbox.put_back(ref, spans)
             return False
+        except asyncio.CancelledError:
+            self._outbox.put_back(ref, spans)
+            raise
         self._outbox.settle(ref, spans)
         return True
 

@@ -23,8 +23,8 @@ from leyden.server import messages
 from leyden.server.codec import encode
 from leyden.server.interface import MAX_CALLS, MAX_WAIT, TOKEN, AttemptEnd, new_key, with_keys
 from leyden.server.queries import Prune, Pruned, RolloutFilters, RolloutQuery, SpanQuery, Trace, TraceQuery, asked
-from leyden.server.together import Together
 from leyden.server.tokens import NewToken, Token
+from leyden.together import Together
 from leyden.types import (
     DEFAULT_QUEUE,
     Attempt,
@@ -55,6 +55,7 @@ FIRST_CONTACT = 3.0  # seconds, as long as the store has never answered: then th
 ANSWER_TIME = 15.0  # seconds for an answer, beyond what the call waits by itself
 SLOWEST = 500_000  # bytes a second that a line is expected to carry
 KEEP_ALIVE = 60.0  # seconds, less than the 75 after which a store closes an idle connection
+CALLS_BYTES = 4 << 20  # of calls of a model in one request
 RETRIED = frozenset({429, 502, 503, 504})
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class StoreClient:
             raise errors.UsageError(f"what {TOKEN} holds is no token", "set it to what leyden token create has printed, and nothing else")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._connections = Connections(KEEP_ALIVE)
-        self._calls = Together(self._add_calls, MAX_CALLS)
+        self._calls = Together(self._add_calls, MAX_CALLS, CALLS_BYTES, len)
 
     async def __aenter__(self) -> Self:
         return self

@@ -65,6 +65,11 @@ class AttemptEnd:
     failure: FailureKind | None = None
     error: str | None = None
 
+    @property
+    def encoded_bytes(self) -> int:
+        """Of the spans given as JSON."""
+        return sum(len(span) for span in self.spans if isinstance(span, bytes))
+
 
 class Store(Protocol):
     """A durable queue of rollouts with everything captured about them. A call that returned is committed.

@@ -10,8 +10,10 @@ from storekit import Kit, make_generation, make_span, run, task
 
 from leyden.errors import LeaseLost, LeydenError, Unavailable
 from leyden.server.client import StoreClient
-from leyden.server.together import MOST_BYTES, Together
+from leyden.together import Together
 from leyden.types import LeaseRef
+
+MOST_BYTES = 1000
 
 
 class Sender:
@@ -40,7 +42,7 @@ async def settled() -> None:
 def test_what_comes_while_a_request_is_under_way_goes_with_the_next_one() -> None:
     async def go() -> None:
         sender = Sender()
-        together = Together(sender, most=4)
+        together = Together(sender, 4, MOST_BYTES, len)
         adding = [asyncio.create_task(together.add(b"0"))]
         await settled()
         assert sender.sent == [[b"0"]]  # it waited for nobody
@@ -57,7 +59,7 @@ def test_what_comes_while_a_request_is_under_way_goes_with_the_next_one() -> Non
 def test_a_request_is_no_longer_than_its_bound_unless_one_item_is() -> None:
     async def go() -> None:
         sender = Sender()
-        together = Together(sender, most=64)
+        together = Together(sender, 64, MOST_BYTES, len)
         large, half = b"x" * (MOST_BYTES + 1), b"y" * (MOST_BYTES // 2)
         adding = [asyncio.create_task(together.add(item)) for item in (b"0", large, half, half, half)]
         sender.open.set()
@@ -71,7 +73,7 @@ def test_each_is_told_what_came_of_it() -> None:
     async def go() -> None:
         sender = Sender()
         sender.refuse[b"bad"] = LeaseLost("gone")
-        together = Together(sender, most=64)
+        together = Together(sender, 64, MOST_BYTES, len)
         sender.open.set()
         good, bad, other = await asyncio.gather(*(together.add(item) for item in (b"good", b"bad", b"other")), return_exceptions=True)
         assert good is None and isinstance(bad, LeaseLost) and other is None
@@ -84,7 +86,7 @@ def test_what_is_wrong_with_a_request_is_told_to_all_in_it_and_the_next_one_is_s
     async def go() -> None:
         sender = Sender()
         sender.fail = error
-        together = Together(sender, most=2)
+        together = Together(sender, 2, MOST_BYTES, len)
         adding = asyncio.gather(*(together.add(b"%d" % n) for n in range(3)), return_exceptions=True)
         await settled()
         sender.open.set()
@@ -98,7 +100,7 @@ def test_what_is_wrong_with_a_request_is_told_to_all_in_it_and_the_next_one_is_s
 def test_one_that_leaves_takes_nobody_along_and_a_stop_leaves_nobody_waiting() -> None:
     async def go() -> None:
         sender = Sender()
-        together = Together(sender, most=64)
+        together = Together(sender, 64, MOST_BYTES, len)
         first, second, third = (asyncio.create_task(together.add(item)) for item in (b"1", b"2", b"3"))
         await settled()
         second.cancel()

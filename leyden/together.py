@@ -5,35 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 from leyden.errors import LeydenError
 
-MOST_BYTES = 4 << 20
-
-_Waiting = tuple[bytes, asyncio.Future[None]]
-
-Send = Callable[[list[bytes]], Awaitable[Sequence[LeydenError | None]]]
-"""Sends items, and says what came of each: None, or why it was refused. Raises what is wrong with all of them."""
+T = TypeVar("T")
 
 
-class Together:
+class Together(Generic[T]):
     """What comes while a request is under way goes with the next one; with none under way an item waits for no other.
 
-    ``most``: items in a request. Use it in one event loop.
+    ``send`` sends items, and says what came of each: None, or why it was refused. It raises what is wrong with all of them.
+    ``most``, ``most_bytes``: in a request, the latter by ``size`` and for more than one item. Use it in one event loop.
     """
 
-    def __init__(self, send: Send, most: int) -> None:
+    def __init__(
+        self, send: Callable[[list[T]], Awaitable[Sequence[LeydenError | None]]], most: int, most_bytes: int, size: Callable[[T], int]
+    ) -> None:
         self._send = send
-        self._most = most
-        self._waiting: deque[_Waiting] = deque()
+        self._most, self._most_bytes, self._size = most, most_bytes, size
+        self._waiting: deque[tuple[T, asyncio.Future[None]]] = deque()
         self._sending: asyncio.Task[None] | None = None
 
-    async def add(self, item: bytes) -> None:
+    async def add(self, item: T) -> None:
         """Returns once it is stored. Raises what it was refused for, or what was wrong with its request.
 
         An item whose adder is cancelled is sent nevertheless, like any request that is under way.
         """
-        done = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_all())
@@ -66,10 +65,12 @@ class Together:
                 else:
                     done.set_exception(outcome)
 
-    def _take(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
-        size = 0
-        while self._waiting and len(batch) < self._most and (not batch or size + len(self._waiting[0][0]) <= MOST_BYTES):
+    def _take(self) -> list[tuple[T, asyncio.Future[None]]]:
+        batch: list[tuple[T, asyncio.Future[None]]] = []
+        room = self._most_bytes
+        while self._waiting and len(batch) < self._most:
+            room -= self._size(self._waiting[0][0])
+            if batch and room < 0:
+                break
             batch.append(self._waiting.popleft())
-            size += len(batch[-1][0])
         return batch

@@ -3,8 +3,9 @@
     python benchmarks/proxy.py --json FILE
 
 Every part is a process of its own: the engine, the proxy, the load. Ours records each call in a durable store on disk before its last
-byte leaves; theirs in its store in memory. Each prompt's last message is its own; what is before it, most of the prompt, is the same.
-``cores`` is what the load took of the machine. ``added``: times less those without a proxy, at as many connections. Theirs gets an
+byte leaves: "leyden" in a ``leyden store``, as under ``leyden train``; "inside" in one within its own process, as under ``leyden eval``.
+Theirs records in its store in memory. Each prompt's last message is its own; what is before it, most of the prompt, is the same.
+``cores`` is what the load took of the machine. "adds": times less those without a proxy, at as many connections. Theirs gets an
 environment of its own (agentlightning 0.3.0, litellm 1.80.10, opentelemetry-sdk 1.39.1), made at the first run; where that fails, only
 ours is measured.
 """
@@ -29,6 +30,7 @@ from their_environment import DIRECTORY, THEIRS, their_environment
 HERE = Path(__file__).parent
 PROMPTS = {"2 KB": 2 << 10, "64 KB": 64 << 10}
 CALLS_EACH = 16  # of one attempt, when memory is looked at
+ADDED = ("p50", "p99", "first_p50")
 NUMBERS = ("per_second", "p50", "p99", "first_p50", "first_p99", "cores")
 
 
@@ -64,7 +66,7 @@ def main() -> int:
 
 def measure(port: int, their_python: Path | None, prompt: str, stream: bool, connections: int, args: argparse.Namespace) -> dict[str, Any]:
     job = {"connections": connections, "prompt": PROMPTS[prompt], "stream": stream, "seconds": args.seconds}
-    runs: dict[str, list[dict[str, Any]]] = {"none": [], "leyden": []} | ({"agentlightning": []} if their_python else {})
+    runs: dict[str, list[dict[str, Any]]] = {"none": [], "leyden": [], "inside": []} | ({"agentlightning": []} if their_python else {})
     loads = []
     for number in range(args.rounds):
         for side in list(runs)[:: 1 if number % 2 else -1]:
@@ -72,20 +74,21 @@ def measure(port: int, their_python: Path | None, prompt: str, stream: bool, con
             if side == "none":
                 found = load({**job, "port": port, "doors": [("/v1/chat/completions", "none")], "warm": 5})
             else:
-                python = Path(sys.executable) if side == "leyden" else their_python
-                attempts = max(connections, 256 if side == "leyden" else 16)
-                with proxy(python, side, port, attempts) as (door, _):
-                    found = load({**job, **door, "warm": 5 if side == "leyden" else 1})
+                ours = side != "agentlightning"
+                python = Path(sys.executable) if ours else their_python
+                with proxy(python, side, port, max(connections, 256 if ours else 16)) as (door, _):
+                    found = load({**job, **door, "warm": 5 if ours else 1})
             if found["errors"]:
                 raise SystemExit(f"{side}: {found['errors']} of {found['calls']} calls failed: {found['example']}")
             runs[side].append(found)
     row: dict[str, Any] = {"prompt": prompt, "stream": stream, "connections": connections, "load_before": [min(loads), max(loads)]}
     for side, found in runs.items():
         row[side] = {name: spread([one[name] for one in found]) for name in NUMBERS}
-    for name in ("p50", "p99", "first_p50"):
-        row[f"added_{name}"] = row["leyden"][name]["median"] - row["none"][name]["median"]
+    for side in ("leyden", "inside"):
+        row |= {f"{side}_added_{name}": row[side][name]["median"] - row["none"][name]["median"] for name in ADDED}
     if their_python:
-        row["ratio"] = row["leyden"]["per_second"]["median"] / row["agentlightning"]["per_second"]["median"]
+        theirs = row["agentlightning"]["per_second"]["median"]
+        row |= {"ratio": row["leyden"]["per_second"]["median"] / theirs, "ratio_inside": row["inside"]["per_second"]["median"] / theirs}
     return row
 
 
@@ -101,12 +104,12 @@ def told(row: dict[str, Any]) -> str:
         return f"{found['median']:.0f} ({found['min']:.0f} to {found['max']:.0f})/s"
 
     form = "streamed" if row["stream"] else "whole"
-    line = f"{row['prompt']} {form}, {row['connections']} connections: leyden {rate('leyden')}, none {rate('none')}"
+    line = f"{row['prompt']} {form}, {row['connections']} conn.: leyden {rate('leyden')}, inside {rate('inside')}, none {rate('none')}"
     if "ratio" in row:
-        line += f", agentlightning {rate('agentlightning')}: {row['ratio']:.1f} x"
-    line += f"; added p50 {row['added_p50'] * 1e3:.2f} ms, p99 {row['added_p99'] * 1e3:.2f} ms"
-    if row["stream"]:
-        line += f", first byte {row['added_first_p50'] * 1e3:.2f} ms"
+        line += f", agentlightning {rate('agentlightning')}: {row['ratio']:.1f} x, inside {row['ratio_inside']:.1f} x"
+    for side in ("leyden", "inside"):
+        p50, p99, first = (row[f"{side}_added_{name}"] * 1e3 for name in ADDED)
+        line += f"; {side} adds p50 {p50:.2f} ms, p99 {p99:.2f} ms" + (f", first byte {first:.2f} ms" if row["stream"] else "")
     low, high = row["load_before"]
     return line + f"; load {low:.1f} to {high:.1f}, generator {row['leyden']['cores']['median']:.2f} cores"
 
@@ -138,9 +141,13 @@ def engine() -> Iterator[int]:
 @contextmanager
 def proxy(python: Path | None, side: str, port: int, attempts: int) -> Iterator[tuple[dict[str, Any], int]]:
     """Where it listens, with which keys; and its process id."""
-    script = HERE / {"leyden": "proxy_ours.py", "agentlightning": "proxy_theirs.py"}[side]
+    script, *where = {
+        "leyden": ["proxy_ours.py", "apart"],
+        "inside": ["proxy_ours.py", "inside"],
+        "agentlightning": ["proxy_theirs.py"],
+    }[side]
     with tempfile.TemporaryDirectory(prefix="leyden-bench-") as directory, open(Path(directory, "stderr"), "w+") as stderr:
-        command = [str(python), str(script), str(port), directory, str(attempts)]
+        command = [str(python), str(HERE / script), str(port), directory, str(attempts), *where]
         running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
         assert running.stdin is not None and running.stdout is not None
         try:

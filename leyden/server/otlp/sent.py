@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from leyden.record import checked_before
 from leyden.server.codec import clean_text
 from leyden.types import ID_PATTERN, Span
 
@@ -17,6 +18,7 @@ _KINDS = ("internal", "internal", "server", "client", "producer", "consumer")  #
 _STATUSES = ("unset", "ok", "error")
 _ID = re.compile(ID_PATTERN)
 _HEX = re.compile("[0-9a-f]*")
+_OURS = {name: field.default for name, field in Span.model_fields.items() if not field.is_required() and field.default_factory is None}
 _LAST_TIME = 2**63 - 1  # nanoseconds: in the year 2262
 
 
@@ -78,24 +80,25 @@ def to_span(sent: SentSpan, origin: Origin, keyed: Attempt | None) -> Span:
         if not 0 <= time <= _LAST_TIME:
             raise Refused("a time is out of range", f"{time} ns")
     rollout_id, attempt = _attempt_named(sent.attributes, origin.resource) or keyed or (None, None)
-    return Span.model_construct(  # all of it is checked, and text that is no Unicode is cleaned further on
-        trace_id=sent.trace_id,
-        span_id=sent.span_id,
-        parent_id=sent.parent_id or None,
-        rollout_id=rollout_id,
-        attempt=attempt,
-        name=sent.name,
-        kind=_KINDS[sent.kind] if 0 <= sent.kind < len(_KINDS) else "internal",
-        start_ns=sent.start_ns,
-        end_ns=sent.end_ns,
-        status=_STATUSES[sent.status] if 0 <= sent.status < len(_STATUSES) else "unset",
-        status_message=sent.status_message or None,
-        attributes={**_told_otherwise(sent, origin), **sent.attributes},
-        events=sent.events,
-        links=sent.links,
-        resource=origin.resource,
-        scope=origin.scope or None,
-    )
+    # All of it is checked, and text that is no Unicode is cleaned further on.
+    return checked_before(Span, _OURS | {
+        "trace_id": sent.trace_id,
+        "span_id": sent.span_id,
+        "parent_id": sent.parent_id or None,
+        "rollout_id": rollout_id,
+        "attempt": attempt,
+        "name": sent.name,
+        "kind": _KINDS[sent.kind] if 0 <= sent.kind < len(_KINDS) else "internal",
+        "start_ns": sent.start_ns,
+        "end_ns": sent.end_ns,
+        "status": _STATUSES[sent.status] if 0 <= sent.status < len(_STATUSES) else "unset",
+        "status_message": sent.status_message or None,
+        "attributes": {**_told_otherwise(sent, origin), **sent.attributes},
+        "events": sent.events,
+        "links": sent.links,
+        "resource": origin.resource,
+        "scope": origin.scope or None,
+    })  # fmt: skip
 
 
 def _told_otherwise(sent: SentSpan, origin: Origin) -> dict[str, Any]:

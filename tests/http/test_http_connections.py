@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from leyden.http import connections
 from leyden.http.connection import MAX_AHEAD, BrokenOff
-from leyden.http.connections import Connections, NotConnected
+from leyden.http.connections import KEEP_ALIVE, Connections, NotConnected
 
 Run = Callable[[Awaitable[None]], None]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -23,7 +22,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @asynccontextmanager
-async def engine(talk: Talk) -> Any:
+async def engine(talk: Talk, keep_alive: float = KEEP_ALIVE) -> Any:
     """A server that speaks ``talk`` on each connection. Gives its URL, and the connections it has accepted."""
     accepted = []
 
@@ -37,7 +36,7 @@ async def engine(talk: Talk) -> Any:
             writer.close()
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    pool = Connections()
+    pool = Connections(keep_alive)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", pool, accepted
     finally:
@@ -98,7 +97,7 @@ def test_a_connection_is_used_again_once_its_answer_has_ended(run: Run) -> None:
 
 
 @pytest.mark.parametrize("how", ["idle for too long", "closed by the server", "told to close", "a second answer to one request"])
-def test_a_connection_is_not_used_again_when(run: Run, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_is_not_used_again_when(run: Run, how: str) -> None:
     async def main() -> None:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await request_of(reader)
@@ -113,9 +112,7 @@ def test_a_connection_is_not_used_again_when(run: Run, how: str, monkeypatch: py
                 writer.close()
             await reader.read()
 
-        async with engine(talk) as (url, pool, accepted):
-            if how == "idle for too long":
-                monkeypatch.setattr(connections, "KEEP_ALIVE", -1.0)
+        async with engine(talk, -1.0 if how == "idle for too long" else KEEP_ALIVE) as (url, pool, accepted):
             response = await pool.request("POST", url, {}, b"{}")
             assert await response.read() == b"hi"
             if how == "closed by the server":

@@ -16,14 +16,13 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from pathlib import Path
 from typing import Any
 
-import httpx
 from store_agents import SPANS
 from store_process import StoreProcess
 from store_spans import BATCH, SENDERS, json_lines, otlp_body, percentiles, processor_seconds, renewed, send_for
 
+from leyden.http.connections import Connections
 from leyden.runners.pool import PoolConfig, RunnerPool
 from leyden.server.client import StoreClient
-from leyden.server.lanes import LanesTransport
 from leyden.types import NewRollout
 
 SQLITE, POSTGRES = "sqlite", "postgres"
@@ -46,18 +45,21 @@ async def spans(form: str, seconds: float, database: str = SQLITE, replicas: int
             leases = await connected[0].claim("benchmark", SENDERS, lease_seconds=600.0)
             lines = json_lines(BATCH)
             body = otlp_body(BATCH, {})
-            async with httpx.AsyncClient(transport=LanesTransport(False), timeout=60.0) as http:
+            connections = Connections()
 
-                async def send(number: int) -> int:
-                    lease, place = leases[number % SENDERS], number % len(urls)
-                    if form == "client":
-                        return await connected[place].add_encoded_spans(lease.ref, [renewed(line, number) for line in lines])
-                    headers = {"content-type": "application/x-protobuf", "x-leyden-attempt-key": lease.key}
-                    answer = await http.post(f"{urls[place]}/v1/traces", content=renewed(body, number), headers=headers)
-                    answer.raise_for_status()
-                    return BATCH
+            async def send(number: int) -> int:
+                lease, place = leases[number % SENDERS], number % len(urls)
+                if form == "client":
+                    return await connected[place].add_encoded_spans(lease.ref, [renewed(line, number) for line in lines])
+                headers = {"content-type": "application/x-protobuf", "x-leyden-attempt-key": lease.key}
+                answer = await connections.request("POST", f"{urls[place]}/v1/traces", headers, renewed(body, number))
+                said = await answer.read()
+                if answer.status != 200:
+                    raise SystemExit(f"the store answered {answer.status}: {said[:300]!r}")
+                return BATCH
 
-                found = await send_for(seconds, SENDERS, send)
+            found = await send_for(seconds, SENDERS, send)
+            connections.close()
             stored = sum(map(ingested, urls))
     if stored != found["stored"]:
         raise SystemExit(f"{stored} spans are stored, not {found['stored']}")

@@ -49,7 +49,7 @@ def test_the_examples_of_the_http_page_work_in_their_order(monkeypatch: pytest.M
             assert "$" not in text, text
             return text
 
-        async with httpx.AsyncClient(base_url=kit.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=kit.url, trust_env=False, timeout=50) as http:
             for example in CURL.finditer(page):
                 if "$TOKEN" in example[0] and "TOKEN" not in known:
                     new, known["TOKEN"] = mint("admin", (Scope.ADMIN,))

@@ -299,7 +299,7 @@ async def work(url: str, tokens: dict[str, str]) -> None:
         assert [reward.value for reward in rewards] == [1.0] * 4
         generations = await store.list_generations([rollout.id for rollout in queued])
         assert {generation.checkpoint for generation in generations} == {"small"} and len(generations) == 4
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
         assert (await http.get("/ready")).status_code == 200
         assert (await http.get("/metrics")).status_code == 401
         told = await http.get("/metrics", headers={"authorization": f"Bearer {tokens['prometheus']}"})

@@ -109,7 +109,7 @@ def test_traces_are_listed_and_shown_as_a_tree(room: Room) -> None:
 
 def test_what_was_refused_is_listed_with_its_reason(room: Room) -> None:
     bad = {"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "nothing", "spanId": "1", "name": "n"}]}]}]}
-    httpx.post(f"{room.url}/v1/traces", json=bad, trust_env=False).raise_for_status()
+    httpx.post(f"{room.url}/v1/traces", json=bad, trust_env=False, timeout=60).raise_for_status()
     (line,) = room.about_store("traces", "--rejected").splitlines()
     source, reason, n, *_ = line.split("\t")
     assert (source, n) == ("otlp", "1") and reason

@@ -92,7 +92,7 @@ def test_a_body_that_is_no_request_is_one_clear_error(served):
     engine, loop = served
 
     async def post(body: bytes) -> httpx.Response:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             return await client.post(engine.base_url + "/chat/completions", content=body)
 
     for body in (b"", b"{", b"[]", b'{"model": "tiny"}', b'{"model": "tiny", "messages": [{"content": "no role"}]}'):

@@ -117,7 +117,7 @@ async def send_otlp(url: str, number: int) -> None:
     """As an exporter does: the same body again where no answer came."""
     sent = {"traceId": f"{number + 1:032x}", "spanId": f"{number + 1:016x}", "name": "s", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [sent]}]}]}).encode()
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         for _ in range(2):
             try:
                 answer = await client.post(f"{url}/v1/traces", content=body, headers={"content-type": "application/json"})

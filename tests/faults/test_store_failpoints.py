@@ -276,7 +276,7 @@ async def _(client: Client) -> Any:
 async def export(url: str, span: dict[str, Any]) -> None:
     """As an exporter does: again, until there is an answer."""
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode()
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         while True:
             try:
                 answer = await client.post(f"{url}/v1/traces", content=body, headers={"content-type": "application/json"})

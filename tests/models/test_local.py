@@ -16,7 +16,7 @@ def test_a_model_is_served_while_the_block_lasts_and_its_engine_ends_with_it(tin
         answer = httpx.post(f"{llm.endpoint}/chat/completions", json=body, timeout=60.0).json()
         assert answer["usage"]["completion_tokens"] <= 4
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{llm.endpoint}/models")
+        httpx.get(f"{llm.endpoint}/models", timeout=60)
 
 
 def test_a_model_that_is_not_there_is_one_clear_line(tmp_path):

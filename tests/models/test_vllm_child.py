@@ -72,7 +72,7 @@ def bench(tmp_path):
 
 
 async def listed(engine) -> list[str]:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         return [model["id"] for model in (await client.get(f"{engine.base_url}/models")).json()["data"]]
 
 

@@ -228,7 +228,7 @@ def test_a_reasoning_parser_loses_no_ids(tiny: Any, path: str, stream: bool) -> 
     from leyden.models.embedded.server import create_app
 
     async def test() -> None:
-        async with serving(create_app(tiny, "tiny")) as url, desk(f"{url}/v1", "tiny") as at, httpx.AsyncClient() as client:
+        async with serving(create_app(tiny, "tiny")) as url, desk(f"{url}/v1", "tiny") as at, httpx.AsyncClient(timeout=60) as client:
             body = {"model": "policy", **FORMS[path], "stream": stream, "seed": 1}
             body["max_output_tokens" if path == "/responses" else "max_tokens"] = 12
             reply = await client.post(f"{at.proxy.base_url}{path}", json=body, headers={"x-api-key": at.lease.key})

@@ -21,7 +21,7 @@ async def one_call(proxy: LLMProxy, store: SQLStore, stream: bool = False) -> No
     await store.enqueue([NewRollout(input="task", resources_id=resources.id)])
     [lease] = await store.claim("worker", 1)
     body = {"model": "policy", "messages": [{"role": "user", "content": "6 * 7?"}], "stream": stream}
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         reply = await client.post(f"{proxy.base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {lease.key}"})
     assert reply.status_code == 200, reply.text
     [row] = await store.list_generations([lease.rollout.id])

@@ -324,7 +324,7 @@ def test_no_secret_is_written_to_the_disk_nor_to_the_store_and_both_doors_of_the
     async def export(trace_id: str, attributes: dict[str, str]) -> None:
         span = {"traceId": trace_id, "spanId": "cd" * 8, "name": "said", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
         given = [{"key": name, "value": {"stringValue": value}} for name, value in attributes.items()]
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             body = {"resourceSpans": [{"scopeSpans": [{"spans": [span | {"attributes": given}]}]}]}
             (await http.post(f"{place.url}/v1/traces", json=body)).raise_for_status()
 

@@ -95,6 +95,6 @@ def test_no_request_gets_in_without_a_token_and_none_fails_with_one(case: schema
 )
 def test_odd_paths_are_no_way_around(path: str, served: Served) -> None:
     url = httpx.URL(served.url).copy_with(raw_path=path.encode())
-    answer = httpx.get(url, trust_env=False)
+    answer = httpx.get(url, trust_env=False, timeout=60)
     assert answer.status_code == 401, answer.text
     assert need_of("GET", path) is not None

@@ -45,7 +45,7 @@ TOO_MUCH: list[tuple[str, dict[str, Any], str]] = [
 def test_what_one_request_asks_for_is_bounded() -> None:
     async def check(kit: Kit) -> None:
         assert kit.url is not None
-        async with httpx.AsyncClient(base_url=kit.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=kit.url, trust_env=False, timeout=60) as http:
             for path, body, field in TOO_MUCH:
                 answer = await http.post(path, json=body)
                 assert answer.status_code == 422 and field in answer.json()["error"]["message"], answer.text

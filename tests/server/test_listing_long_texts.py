@@ -26,7 +26,7 @@ def test_a_text_that_no_index_can_hold_is_refused_with_its_name(kind: str) -> No
     ]
 
     async def check(kit: Kit) -> None:
-        async with httpx.AsyncClient(base_url=kit.url or "", trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=kit.url or "", trust_env=False, timeout=60) as http:
             for path, body, field in requests:
                 answer = await http.post(path, json=body)
                 assert answer.status_code == 422 and field in answer.json()["error"]["message"], (path, field, answer.content[:200])

@@ -96,7 +96,7 @@ def test_every_answer_is_as_the_document_says(case: schemathesis.Case, served: l
 
 
 def test_the_document_describes_every_route(served: list[Served]) -> None:
-    document = httpx.get(f"{served[0].url}/openapi.json", trust_env=False).json()
+    document = httpx.get(f"{served[0].url}/openapi.json", trust_env=False, timeout=60).json()
     registered = {
         (route.path, method) for route in routes() if isinstance(route, Route) for method in route.methods or () if method != "HEAD"
     }

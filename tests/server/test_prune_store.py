@@ -257,7 +257,7 @@ def test_old_traces_of_no_rollout_go_too(kind: str, monkeypatch: pytest.MonkeyPa
 
     async def check(kit: Kit) -> None:
         assert kit.url is not None
-        async with httpx.AsyncClient(base_url=kit.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=kit.url, trust_env=False, timeout=60) as http:
             for trace, after in ((1, DAY), (2, 0)):
                 (await http.post("/v1/traces", json=export(trace, 3))).raise_for_status()
                 kit.clock.advance(after)

@@ -26,7 +26,7 @@ from leyden.types import NewRollout
 def over_http(check: Callable[[Kit, httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
     async def go(kit: Kit) -> None:
         assert kit.url is not None
-        async with httpx.AsyncClient(base_url=kit.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=kit.url, trust_env=False, timeout=60) as http:
             await check(kit, http)
 
     run(go, "http")

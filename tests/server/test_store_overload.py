@@ -32,7 +32,7 @@ def test_with_many_requests_under_way_new_work_is_refused_and_what_ends_work_is_
         while not kit.sql._desk.waiting:
             await asyncio.sleep(0.001)
         gate, holding = await hold_writer(kit)
-        async with httpx.AsyncClient(base_url=kit.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=kit.url, trust_env=False, timeout=60) as http:
             beat = {"worker_id": "w", "leases": [lease.ref.model_dump() for lease in leases]}
             beats = []
             for n in range(1, 6):

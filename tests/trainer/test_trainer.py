@@ -65,7 +65,7 @@ def test_it_brings_store_proxy_and_runners_and_ends_them(own, nothing_left, talk
         async def run(self, train_dataset=None, val_dataset=None):
             context = self.context
             seen["processes"] = {" ".join(process.cmdline()) for process in find_by_marker(nothing_left)}
-            async with httpx.AsyncClient(trust_env=False) as client:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
                 seen["health"] = (await client.get(f"{context.store_url}/health")).status_code
             seen["proxy"] = self.get_llm_proxy().base_url
             seen["latest"] = (await self.get_store().get_resources()).resources
@@ -161,7 +161,7 @@ def test_a_store_that_was_handed_over_lives_on(own, tmp_path, nothing_left):
         for store in (url, StoreClient(url)):
             assert Trainer(algorithm=crew.Rewards(), store=store, **own).fit(crew.double, TASKS) == [0.0, 2.0, 4.0, 6.0]
         assert process.poll() is None
-        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/health", trust_env=False, timeout=60).status_code == 200
         assert not list((tmp_path / "runs").glob("*/store.db"))
 
 
@@ -178,7 +178,7 @@ def test_a_proxy_that_runs_already_lives_on_and_its_store_is_the_trainers(own, t
         asyncio.run_coroutine_threadsafe(proxy.start(), loop).result()
         base_url = proxy.base_url
         assert Trainer(algorithm=Names(), llm_proxy=proxy, **own).fit(None) == (url, base_url)
-        assert httpx.get(f"{base_url}/models", trust_env=False).status_code == 401  # it answers: who are you?
+        assert httpx.get(f"{base_url}/models", trust_env=False, timeout=60).status_code == 401  # it answers: who are you?
         asyncio.run_coroutine_threadsafe(proxy.stop(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

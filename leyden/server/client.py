@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -57,6 +58,8 @@ SLOWEST = 500_000  # bytes a second that a line is expected to carry
 KEEP_ALIVE = 60.0  # seconds, less than the 75 after which a store closes an idle connection
 CALLS_BYTES = 4 << 20  # of calls of a model in one request
 RETRIED = frozenset({429, 502, 503, 504})
+
+_PASSWORD = re.compile(r"//[^/]*@")
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -141,15 +144,17 @@ class StoreClient:
             try:
                 response, content = await self._exchange(method, path, headers, body, wait)
             except (NotConnected, BrokenOff, TimeoutError) as error:
-                failure = Unavailable(f"the store at {self.url} does not answer", f"start it with: store --port {self._port()}")
+                port = urlsplit(self.url).port or 4747
+                failure = Unavailable(f"the store at {self.url} does not answer", f"start it with: store --port {port}")
                 failure.__cause__ = error
             except ValueError as error:
-                raise errors.UsageError(f"{self.url!r} is not the URL of a store: {error}", "give it as http://127.0.0.1:4747") from error
+                shown = _PASSWORD.sub("//***@", self.url)
+                raise errors.UsageError(f"{shown!r} is not the URL of a store: {error}", "give it as http://127.0.0.1:4747") from error
             else:
                 self._answered = True
                 if response.status < 300:
                     return content
-                failure = _error(path, response, content)
+                failure = _error(self.url + path, response, content)
                 if response.status not in RETRIED:
                     raise failure
                 if isinstance(failure, Busy):
@@ -172,9 +177,6 @@ class StoreClient:
             if not part:
                 return response, b"".join(parts)
             parts.append(part)
-
-    def _port(self) -> int:
-        return urlsplit(self.url).port or 4747
 
     # -- queue ---------------------------------------------------------------------------------------------------------
 
@@ -386,13 +388,13 @@ def _checked(model: type[M], values: dict[str, Any]) -> M:
         raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from error
 
 
-def _error(path: str, response: Response, content: bytes) -> LeydenError:
+def _error(url: str, response: Response, content: bytes) -> LeydenError:
     """The error the store raised, as far as this answer is the store's."""
     try:
         said = from_json(content)["error"]
         kind, message, hint = _ERRORS.get(said["code"], LeydenError), said["message"], said["hint"]
     except (ValueError, KeyError, TypeError):
-        return Unavailable(f"{path} answered {response.status}, which is not a store's answer", "check the store's URL")
+        return Unavailable(f"{url} answered {response.status}, which is not a store's answer", "check the store's URL")
     if kind is Busy:
         return Busy(message, hint, float(response.headers.get("retry-after", "1")))
     return kind(message, hint)

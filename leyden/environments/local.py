@@ -9,12 +9,12 @@ from typing import Any
 from leyden.environments.attempting import Attempts, record_span
 from leyden.environments.driving import attempt_of, driving, enqueue, in_order_of_ending, lent, named_generations
 from leyden.environments.evaldir import EvalDir
-from leyden.environments.heap import heap_at_rest
 from leyden.environments.plan import Key, Plan
 from leyden.environments.stored import RECORD
 from leyden.environments.tally import Tally
 from leyden.environments.trial import Trial
 from leyden.environments.worker import Ended, Worker
+from leyden.heap import heap_at_rest
 from leyden.runners.attempt import resources_of
 from leyden.server.interface import AttemptEnd, LocalStore, open_store
 from leyden.server.queries import SpanQuery

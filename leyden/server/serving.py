@@ -18,6 +18,7 @@ from pathlib import Path
 import uvicorn
 
 from leyden.errors import UsageError
+from leyden.heap import heap_at_rest
 from leyden.process import reserve_port
 from leyden.server.app import create_app
 from leyden.server.sqlstore import SQLStore
@@ -107,7 +108,8 @@ async def serve(
 
     if not _is_loopback(host):
         _check_asks(host, await asyncio.to_thread(tokens_of, database))
-    with closing(reserve_port(host, port)) as sock:  # before the database: a port that is taken leaves no file behind
+    # The port before the database: one that is taken leaves no file behind.
+    with closing(reserve_port(host, port)) as sock, heap_at_rest():
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, stop, signum)
         sys.setswitchinterval(SWITCH_INTERVAL)

@@ -244,7 +244,8 @@ class SQLStore(Capture, Operating, TokenStore):
         if len(rollouts) > MAX_ENQUEUE:
             raise InvalidRequest(f"rollouts: at most {MAX_ENQUEUE} in one call", "queue them in several calls")
         self._executor.check_growth()
-        return await self._executor.write(rollout_ops.enqueue, with_keys(rollouts))
+        new = with_keys(rollouts)
+        return await self._desk.feed({rollout.queue for rollout in new}, lambda those: self._executor.write(claim_ops.enqueue, new, those))
 
     async def claim(
         self,
@@ -339,8 +340,7 @@ class SQLStore(Capture, Operating, TokenStore):
     async def add_resources(
         self, resources: dict[str, Resource], lease_seconds: float | None = None, idempotency_key: str | None = None
     ) -> Resources:
-        lease = checked_lease(lease_seconds)
-        return await self._executor.write(resource_ops.add, resources, lease, idempotency_key or new_key())
+        return await self._executor.write(resource_ops.add, resources, checked_lease(lease_seconds), idempotency_key or new_key())
 
     async def keep_resources(self, resources_id: str, lease_seconds: float) -> Resources:
         check_range("lease_seconds", lease_seconds, 0.001, MAX_LEASE)

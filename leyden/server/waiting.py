@@ -6,10 +6,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from leyden.server.operations.claims import Claimed, ClaimRequest
 from leyden.types import Lease
+
+T = TypeVar("T")
 
 ROUND_LIMIT = 512  # rollouts asked for in one batched claim
 FIRST_ROUND = 32  # and in the first one after news, most of which are of one rollout
@@ -41,7 +43,7 @@ class ClaimDesk:
         self._waiters: dict[_Waiter, None] = {}  # in order
         self._by_request: dict[tuple[str, str], _Waiter] = {}
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._serving = False
 
     async def claim(self, request: ClaimRequest, wait: float) -> list[Lease]:
@@ -80,6 +82,29 @@ class ClaimDesk:
         for waiter in self._waiters:
             waiter.news |= queues is None or not queues.isdisjoint(waiter.request.queues)
         self._serve_soon()
+
+    async def feed(self, queues: Set[str], write: Callable[[Sequence[ClaimRequest]], Coroutine[Any, Any, tuple[T, Claimed]]]) -> T:
+        """``write`` brings work into ``queues`` and serves, in the same transaction, the requests that it is given: the first of those who
+        wait there. Returns what it brought."""
+        waiting = [waiter for waiter in self._waiters if not queues.isdisjoint(waiter.request.queues)]
+        if self._serving or not waiting:  # who is being asked for now is served by the next claim
+            return (await write([]))[0]
+        self._serving = True
+        feeding = asyncio.create_task(self._feed(_first_round(waiting, FIRST_ROUND), write))
+        self._keep(feeding)
+        return await asyncio.shield(feeding)  # whoever brought it may leave: those who were served are told
+
+    async def _feed(self, chosen: list[_Waiter], write: Callable[[Sequence[ClaimRequest]], Coroutine[Any, Any, tuple[T, Claimed]]]) -> T:
+        for waiter in chosen:
+            waiter.asked = True
+        claimed = Claimed([[] for _ in chosen], frozenset())
+        try:
+            brought, claimed = await write([waiter.request for waiter in chosen])
+            return brought
+        finally:  # what could not be brought is no answer to those who wait
+            self._answer(chosen, claimed)
+            self._serving = False
+            self._serve_soon()
 
     def _serve_soon(self) -> None:
         if not self._serving and self._waiters:
@@ -134,6 +159,10 @@ class ClaimDesk:
                 if not waiter.gone and not waiter.answer.done():
                     waiter.answer.set_exception(error)
             return frozenset()
+        self._answer(chosen, claimed)
+        return claimed.drained
+
+    def _answer(self, chosen: list[_Waiter], claimed: Claimed) -> None:
         for waiter, leases in zip(chosen, claimed.answers, strict=True):
             waiter.asked = False
             if waiter.gone or waiter.replaced:
@@ -144,7 +173,6 @@ class ClaimDesk:
                 self._settle(waiter, [])
             elif leases or waiter.last_round:
                 self._settle(waiter, leases)
-        return claimed.drained
 
     def _settle(self, waiter: _Waiter, leases: list[Lease]) -> None:
         self._drop(waiter)
@@ -168,7 +196,9 @@ class ClaimDesk:
                 self._start(self._hand_back(leases))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        self._keep(asyncio.create_task(work))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

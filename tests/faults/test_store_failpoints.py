@@ -87,7 +87,7 @@ def case(operation: str) -> Callable[[Case], Case]:
     return register
 
 
-@case("rollouts.enqueue")
+@case("claims.enqueue")
 async def _(client: Client) -> Any:
     new = [client.new(), client.new()]
     keys = {item.idempotency_key for item in new}

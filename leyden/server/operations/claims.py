@@ -14,13 +14,14 @@ from leyden.server import records
 from leyden.server.bulk import Bulk
 from leyden.server.clock import microseconds
 from leyden.server.operations import queues
+from leyden.server.operations import rollouts as rollout_ops
 from leyden.server.operations.fence import attempt_key, key_hash
 from leyden.server.operations.resources import alive_ids, latest_row, versions
 from leyden.server.operations.transitions import Move, move, rows_by_id
 from leyden.server.records import RolloutRow, rollout_rows
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
-from leyden.types import AttemptState, Lease, LeaseRef, Resources, Rollout, RolloutState
+from leyden.types import AttemptState, Lease, LeaseRef, NewRollout, Resources, Rollout, RolloutState
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,18 @@ def claim(tx: Transaction, requests: Sequence[ClaimRequest]) -> Claimed:
     served = {i: [made.pop(row.id) for row in rows] for i, rows in zip(new, picked, strict=True)}
     drained = {name for i in new if len(served[i]) < requests[i].limit for name in requests[i].queues}
     return Claimed([(given | served)[i] for i in range(len(requests))], frozenset(drained))
+
+
+def enqueue(tx: Transaction, new: Sequence[NewRollout], requests: Sequence[ClaimRequest]) -> tuple[list[Rollout], Claimed]:
+    """Queue ``new`` (see ``rollouts.enqueue``), and serve ``requests``, which have waited for it, in the same transaction: to an idle
+    runner it is half as far."""
+    queued = rollout_ops.enqueue(tx, new)
+    if not requests:
+        return queued, Claimed([], frozenset())
+    claimed = claim(tx, requests)
+    tx.changes.queues -= claimed.drained  # no news for the others who wait
+    running = {lease.rollout.id: lease.rollout for leases in claimed.answers for lease in leases}
+    return [running.get(rollout.id, rollout) for rollout in queued], claimed
 
 
 # -- what to take ------------------------------------------------------------------------------------------------------

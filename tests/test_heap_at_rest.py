@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leyden.environments.heap import RARELY, heap_at_rest
+from leyden.heap import RARELY, heap_at_rest
 
 
 @pytest.fixture(autouse=True)

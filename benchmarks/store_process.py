@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 
 
 class StoreProcess:

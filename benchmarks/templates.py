@@ -30,7 +30,7 @@ from template_engine import FAMILIES, Family, ScriptedEngine
 from leyden.algorithm.rows import RowsConfig, build_rows
 from leyden.algorithm.triplets import GenerationsToTriplets
 from leyden.audit import Continuity
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.proxy import LLMProxy
 from leyden.server.sqlstore import SQLStore
 from leyden.types import Generation, NewRollout, Reward

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import errno
 import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -113,6 +111,12 @@ class Child:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, sig)  # Popen.send_signal may reap the child before asyncio does, and its exit status is then lost
 
+    def release(self) -> None:
+        """Let a child go on that waits in ``wait_for_release``."""
+        if self._death_pipe is not None:
+            with suppress(BrokenPipeError):  # it is dead: whoever waits for what it does learns that
+                os.write(self._death_pipe, b"\n")
+
     async def stop(self, grace: float = 10.0, sig: int = signal.SIGTERM) -> int:
         """Signal the child, kill its process group after ``grace`` seconds, then end all that still carries its marker.
 
@@ -201,6 +205,7 @@ def watch_parent(grace: float = 10.0) -> None:
     """
     fd_text = os.environ.pop(PARENT_FD, None)  # what we start must not take our pipe for its own
     if fd_text is None:
+        _released.set()
         return
     fd, marker, pid = int(fd_text), os.environ[MARKER], os.getpid()
     os.set_inheritable(fd, False)
@@ -212,7 +217,8 @@ def watch_parent(grace: float = 10.0) -> None:
             end_leftovers(marker)
 
     def wait_for_end() -> None:
-        os.read(fd, 1)  # nothing is ever written: returns at end-of-file
+        while os.read(fd, 1):  # until end-of-file
+            _released.set()
         os.kill(pid, signal.SIGTERM)
         time.sleep(grace)
         end_descendants()
@@ -220,6 +226,12 @@ def watch_parent(grace: float = 10.0) -> None:
 
     atexit.register(end_descendants)
     threading.Thread(target=wait_for_end, name="watch-parent", daemon=True).start()
+
+
+def wait_for_release() -> None:
+    """Return once our parent says so (``Child.release``): a child that is started before there is something to do has loaded its libraries
+    by then. Call it in the main thread, after ``watch_parent``; in a process that ``spawn`` did not start it returns at once."""
+    _released.wait()
 
 
 def _exit_terminated(signum: int, frame: FrameType | None) -> None:
@@ -244,6 +256,7 @@ def leave_after(main: Callable[[], int | None]) -> NoReturn:
     os._exit(status)
 
 
+_released = threading.Event()
 _death_pipes: set[int] = set()
 
 
@@ -311,38 +324,7 @@ def _still_alive(processes: list[psutil.Process], timeout: float) -> list[psutil
     return alive
 
 
-# -- ports and readiness ---------------------------------------------------------------------------------------------------
-
-
-def reserve_port(host: str, port: int) -> socket.socket:
-    """A bound socket to serve on (port 0: any free one). Raises ``UsageError`` that names who holds a taken port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # By its number: asyncio turns Nagle's algorithm off only for sockets that say they are TCP; with it each answer takes 40 ms longer.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-        sock.listen(1024)  # with SO_REUSEADDR two sockets may bind, but only one may listen
-    except (OSError, OverflowError) as error:
-        sock.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise UsageError(f"port {port} is taken{holder_of(port)}", "stop it, or choose another with --port (0: any)") from error
-        raise UsageError(f"cannot listen on {host}:{port}: {error}", "choose another with --host and --port") from error
-    return sock
-
-
-def check_port_free(host: str, port: int) -> None:
-    """Raises ``UsageError`` if nobody could listen there now."""
-    reserve_port(host, port).close()
-
-
-def holder_of(port: int) -> str:
-    """`` by NAME (pid N)`` for whoever listens on the port; empty where we may not know."""
-    with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    return ""
+# -- readiness -----------------------------------------------------------------------------------------------------------
 
 
 async def wait_ready(child: Child, probe: Callable[[], Awaitable[bool]], timeout: float, what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.runners.pool import HAND_BACK
 from leyden.server import executor
 from leyden.server.client import StoreClient

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "leyden").rglob("*.py"))
 MAX_LINES = 400
 
-GROUND = {"types", "record", "audit", "errors", "files", "process", "failpoint", "together", "heap"}
+GROUND = {"types", "record", "audit", "errors", "files", "process", "failpoint", "together", "heap", "ports"}
 ARROWS = {
     "errors": set(),
     "record": set(),
@@ -31,6 +31,7 @@ ARROWS = {
     "failpoint": set(),
     "together": {"errors"},
     "heap": set(),
+    "ports": {"errors"},
     "http": set(),
     "server": GROUND | {"http"},
     "proxy": GROUND | {"http", "server"},

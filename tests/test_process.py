@@ -17,15 +17,14 @@ import psutil
 import pytest
 
 from leyden.errors import Unavailable, UsageError
+from leyden.ports import check_port_free, reserve_port
 from leyden.process import (
     MARKER,
     PARENT_FD,
-    check_port_free,
     child_env,
     end_leftovers,
     find_by_marker,
     new_marker,
-    reserve_port,
     spawn,
     wait_ready,
 )  # fmt: skip
@@ -128,6 +127,64 @@ def test_a_child_that_is_stopped_while_it_ends_keeps_its_exit_status(marker: str
 
     # which comes first, the signal or the end, is chance: either answer is right, a lost one is not
     assert {asyncio.run(scenario()) for _ in range(60)} <= {7, -signal.SIGTERM}
+
+
+WAITS = """
+import time
+from leyden.process import wait_for_release, watch_parent
+watch_parent()
+print("up", flush=True)
+wait_for_release()
+print("released", flush=True)
+"""
+
+
+def test_a_child_that_waits_for_its_release_goes_on_when_it_is_told_to(tmp_path: Path, marker: str) -> None:
+    async def scenario() -> None:
+        child = await spawn(python(WAITS), marker=marker, log_path=tmp_path / "log")
+        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
+        assert child.returncode is None and "released" not in child.tail()
+        child.release()
+        assert await child.wait() == 0
+        assert child.tail(1) == "released"
+        child.release()  # the dead do not mind
+        await child.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_release_before_the_child_waits_is_not_lost(tmp_path: Path, marker: str) -> None:
+    async def scenario() -> None:
+        child = await spawn(python(WAITS), marker=marker, log_path=tmp_path / "log")
+        child.release()
+        assert await child.wait() == 0
+        await child.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_child_that_waits_for_its_release_ends_when_it_is_stopped_and_with_its_parent(tmp_path: Path, marker: str) -> None:
+    async def scenario() -> None:
+        child = await spawn(python(WAITS), marker=marker, log_path=tmp_path / "log")
+        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
+        assert await child.stop() == 128 + signal.SIGTERM
+
+    asyncio.run(scenario())
+    code = f"""
+    import asyncio, os, sys
+    from leyden.process import spawn
+    async def go():
+        await spawn([sys.executable, "-c", {WAITS!r}], marker=os.environ["TEST_MARKER"])
+        print("up", flush=True)
+        await asyncio.sleep(600)
+    asyncio.run(go())
+    """
+    parent = start_parent(marker, code)
+    assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    eventually(lambda: not find_by_marker(marker))
 
 
 def test_stop_kills_a_child_that_ignores_the_signal(tmp_path: Path, marker: str) -> None:

@@ -33,7 +33,7 @@ def run(
     from leyden.errors import UsageError
     from leyden.models.engine_config import EngineConfig
     from leyden.models.importer import check_checkpoint
-    from leyden.process import check_port_free
+    from leyden.ports import check_port_free
 
     check_checkpoint(model_dir)  # and the port: both before the seconds that an engine takes to start
     if port:

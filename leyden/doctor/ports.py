@@ -8,7 +8,7 @@ import httpx
 
 from leyden.doctor.finding import Finding, ok, problem, warning
 from leyden.errors import UsageError
-from leyden.process import check_port_free
+from leyden.ports import check_port_free
 
 USUAL = {4747: "the store", 12358: "the proxy of the recipe"}
 HOST = "127.0.0.1"

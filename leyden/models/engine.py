@@ -15,10 +15,14 @@ import httpx
 
 from leyden.errors import EXTRAS, MissingExtra, Unavailable
 from leyden.models.importer import check_checkpoint
-from leyden.process import Child, check_port_free, died, spawn, wait_ready
+from leyden.ports import check_port_free
+from leyden.process import Child, died, spawn, wait_ready
 
 if TYPE_CHECKING:
     from leyden.models.version import Version
+
+
+READY = "ready.json"
 
 
 class Engine(Protocol):
@@ -98,33 +102,46 @@ class EmbeddedEngine:
         self.log_path, self.marker = log_path, marker
         self.port, self.device, self.max_model_len, self.start_timeout = port, device, max_model_len, start_timeout
         self._child = EngineChild(f"the engine for {model_dir}")
+        self._nonce = ""
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None  # while it starts
 
-    async def start(self) -> None:
+    async def prepare(self) -> None:
+        """Start the child, which loads its libraries and then waits for ``start``: the model need not be there yet. Raises as ``start``."""
         for module in ("torch", "transformers"):
             if importlib.util.find_spec(module) is None:
                 raise MissingExtra(module, EXTRAS[module])
-        check_checkpoint(self.model_dir)
-        if self.port:
-            check_port_free("127.0.0.1", self.port)  # the child would say so too, but only in its log, and after torch
-        nonce = secrets.token_hex(16)
-        with tempfile.TemporaryDirectory(prefix="leyden-engine-") as scratch:
-            ready_file = Path(scratch) / "ready.json"
-            command = [sys.executable, "-m", "leyden.models.embedded.server", str(self.model_dir), "--port", str(self.port)]
-            command += ["--model-name", self.model_name, "--ready-file", str(ready_file)]
-            if self.device:
-                command += ["--device", self.device]
-            if self.max_model_len:
-                command += ["--max-model-len", str(self.max_model_len)]
-            offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "LEYDEN_NONCE": nonce}
-            child = self._child.process = await spawn(command, marker=self.marker, log_path=self.log_path, env=offline)
-            try:
-                await wait_ready(child, lambda: self._probe(_url_in(ready_file), nonce), self.start_timeout, self._child.what)
-            except BaseException:
-                await self.stop()
-                raise
+        self._nonce = secrets.token_hex(16)
+        self._scratch = tempfile.TemporaryDirectory(prefix="leyden-engine-")
+        command = [sys.executable, "-m", "leyden.models.embedded.server", str(self.model_dir), "--port", str(self.port), "--hold"]
+        command += ["--model-name", self.model_name, "--ready-file", str(Path(self._scratch.name, READY))]
+        if self.device:
+            command += ["--device", self.device]
+        if self.max_model_len:
+            command += ["--max-model-len", str(self.max_model_len)]
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "LEYDEN_NONCE": self._nonce}
+        self._child.process = await spawn(command, marker=self.marker, log_path=self.log_path, env=offline)
 
-    async def _probe(self, url: str | None, nonce: str) -> bool:
+    async def start(self) -> None:
+        try:
+            check_checkpoint(self.model_dir)
+            if self.port:
+                check_port_free("127.0.0.1", self.port)  # the child would say so too, but only in its log, and after torch
+            if self._child.process is not None and self._child.process.returncode is not None:
+                await self.stop()  # it died before there was anything to do
+            if self._child.process is None:
+                await self.prepare()
+            assert self._child.process is not None
+            self._child.process.release()
+            await wait_ready(self._child.process, self._probe, self.start_timeout, self._child.what)
+        except BaseException:
+            await self.stop()
+            raise
+        self._clear_scratch()
+
+    async def _probe(self) -> bool:
         """Ready means: this child, with this nonce, serving this model. A stranger's /health is not ours."""
+        assert self._scratch is not None
+        url = _url_in(Path(self._scratch.name, READY))
         if url is None:
             return False
         async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
@@ -132,14 +149,22 @@ class EmbeddedEngine:
                 health = (await client.get(url.removesuffix("/v1") + "/health")).json()
             except httpx.TransportError:
                 return False
-        if health.get("nonce") != nonce or health.get("model") != self.model_name:
+        if health.get("nonce") != self._nonce or health.get("model") != self.model_name:
             raise Unavailable(f"another server answers at {url}", "choose another engine port")
         self.base_url = url
         return True
 
     async def stop(self) -> None:
         self.base_url = ""
-        await self._child.stop()
+        try:
+            await self._child.stop()
+        finally:
+            self._clear_scratch()
+
+    def _clear_scratch(self) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
 
     async def wait_death(self) -> Unavailable:
         return await self._child.wait_death()

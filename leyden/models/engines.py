@@ -53,19 +53,24 @@ def choose(config: EngineConfig) -> Choice:
 def make_engine(config: EngineConfig, version: Version, base: Version, *, log_path: Path | None, marker: str) -> Engine:
     """An engine for ``version``, not started. ``base``: what its line began with, which an engine with runtime LoRA loads instead."""
     if choose(config).kind == "embedded":
-        return EmbeddedEngine(
-            version.path,
-            model_name=version.name,
-            log_path=log_path,
-            marker=marker,
-            port=config.port,
-            max_model_len=config.max_model_len,
-            start_timeout=config.start_timeout,
-            exact=config.exact,
-        )
+        return embedded_engine(config, version.name, version.path, log_path=log_path, marker=marker)
     prefix = find_vllm(config)
     assert prefix is not None  # or ``choose`` would have raised
     return VLLMEngine(version, base, config=config, prefix=prefix, log_path=log_path, marker=marker)
+
+
+def embedded_engine(config: EngineConfig, name: str, directory: Path, *, log_path: Path | None, marker: str) -> EmbeddedEngine:
+    """One that will serve what is in ``directory`` as ``name``, not started."""
+    return EmbeddedEngine(
+        directory,
+        model_name=name,
+        log_path=log_path,
+        marker=marker,
+        port=config.port,
+        max_model_len=config.max_model_len,
+        start_timeout=config.start_timeout,
+        exact=config.exact,
+    )
 
 
 def find_vllm(config: EngineConfig) -> tuple[str, ...] | None:

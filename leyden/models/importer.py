@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from leyden.errors import LeydenError, MissingExtra, Unavailable, UsageError
@@ -293,11 +294,24 @@ def _load_transformers() -> None:
 
 @contextmanager
 def _read_once() -> Iterator[None]:
-    """Transformers opens a GGUF file for its config, its tokenizer and its weights, several times each: half of an import's time."""
+    """Transformers reads a GGUF file for its config, its tokenizer and its weights, several times each: more than half of an import's
+    time."""
     import gguf
+    from transformers import modeling_gguf_pytorch_utils as loading
 
-    reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
-    with patch.object(gguf, "GGUFReader", cache(reader)), patch.object(gguf, "get_tensor_name_map", cache(names)):
+    reader, names, parse = gguf.GGUFReader, gguf.get_tensor_name_map, loading._gguf_parse_value
+    parsed: dict[int, tuple[Any, Any]] = {}  # a value's bytes and what they say, by the identity of the former
+
+    def parse_once(value: Any, types: Any) -> Any:
+        if id(value) not in parsed:
+            parsed[id(value)] = value, parse(value, types)
+        return parsed[id(value)][1]
+
+    with (
+        patch.object(gguf, "GGUFReader", cache(reader)),
+        patch.object(gguf, "get_tensor_name_map", cache(names)),
+        patch.object(loading, "_gguf_parse_value", parse_once),
+    ):
         yield
 
 

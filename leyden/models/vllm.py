@@ -21,7 +21,8 @@ from leyden.models.engine_config import CPU_CONTEXT, RECIPE_CONTEXT, EngineConfi
 from leyden.models.importer import check_checkpoint
 from leyden.models.keeper import kept
 from leyden.models.version import Version
-from leyden.process import check_port_free, find_by_marker, holder_of, reserve_port, spawn, wait_ready
+from leyden.ports import check_port_free, holder_of, reserve_port
+from leyden.process import find_by_marker, spawn, wait_ready
 
 HOST = "127.0.0.1"
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .*)")  # the last line of a traceback, with or without a logger's head

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from leyden.errors import UsageError
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.proxy.app import build_app
 from leyden.proxy.bindings import Bindings
 from leyden.proxy.calls import Calls

@@ -19,7 +19,7 @@ import uvicorn
 
 from leyden.errors import UsageError
 from leyden.heap import heap_at_rest
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.server.app import create_app
 from leyden.server.sqlstore import SQLStore
 from leyden.server.tokens import Token

@@ -21,7 +21,8 @@ from leyden.algorithm.sft.report import Board
 from leyden.algorithm.sft.rundir import HOW, RunDir, new_run_id
 from leyden.doctor.examination import check_before_run
 from leyden.errors import LeydenError, Unavailable, UsageError
-from leyden.process import check_port_free, end_leftovers, new_marker
+from leyden.ports import check_port_free
+from leyden.process import end_leftovers, new_marker
 from leyden.proxy import LLMProxy
 from leyden.runners import PoolConfig, load_agent
 from leyden.runners.agent import Agent

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -128,6 +130,46 @@ def test_a_missing_or_damaged_model_is_refused_before_anything_starts(tiny_dir, 
         (cut / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
     with pytest.raises(UsageError, match="damaged"):
         start(cut)
+
+
+def test_an_engine_that_was_prepared_serves_a_model_that_came_later(tiny_dir, tmp_path):
+    marker = new_marker()
+
+    async def prepare_and_start() -> str:
+        engine = EmbeddedEngine(tmp_path / "later", log_path=tmp_path / "log", marker=marker)
+        await engine.prepare()
+        [prepared] = {process.pid for process in find_by_marker(marker)}
+        shutil.copytree(tiny_dir, tmp_path / "later")
+        await engine.start()
+        [serving] = {process.pid for process in find_by_marker(marker)}
+        async with httpx.AsyncClient() as client:
+            models = (await client.get(f"{engine.base_url}/models")).json()
+        await engine.stop()
+        assert serving == prepared
+        return models["data"][0]["id"]
+
+    assert asyncio.run(prepare_and_start()) == "later"
+    assert find_by_marker(marker) == []
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_an_engine_that_was_prepared_for_nothing_leaves_nothing(tiny_dir, tmp_path, monkeypatch, end):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    marker = new_marker()
+
+    async def prepare() -> None:
+        engine = EmbeddedEngine(tiny_dir, log_path=tmp_path / "log", marker=marker)
+        await engine.prepare()
+        if end == "killed":
+            for process in find_by_marker(marker):
+                process.kill()
+            await engine.wait_death()
+            await engine.start()  # by another child
+        await engine.stop()
+
+    asyncio.run(prepare())
+    assert find_by_marker(marker) == []
+    assert list(tmp_path.glob("leyden-engine-*")) == []
 
 
 def test_stopping_leaves_no_process(tiny_dir, tmp_path):

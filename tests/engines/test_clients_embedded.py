@@ -16,7 +16,7 @@ from clients import CASES, run
 from desk import desk
 from tinymodel import make_tiny_model
 
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.runners.dry_run import adev
 from leyden.types import LLM
 

@@ -30,7 +30,7 @@ class Served:
     def __init__(self, directory: Path) -> None:
         from leyden.models.embedded.engine import TransformersEngine
         from leyden.models.embedded.server import create_app
-        from leyden.process import reserve_port
+        from leyden.ports import reserve_port
 
         self.bodies: list[bytes] = []
         self._engine = TransformersEngine(directory, device="cpu")

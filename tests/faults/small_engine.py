@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 
 PROMPT, ANSWER = [1, 2, 3], [7, 8, 9]
 

@@ -90,9 +90,13 @@ def play(
     said, served = io.StringIO(), []
     tasks = [number_tasks(f"{kind} {i}" for i in range(n)) for kind, n in (("train", train), ("test", heldout), ("general", regression))]
 
-    def make_engine(version):
-        served.append(version.name)
-        return InstantEngine(version)
+    class Engines:
+        def __call__(self, version):
+            served.append(version.name)
+            return InstantEngine(version)
+
+        async def prepare(self, name):
+            pass
 
     async def drive():
         async with await SQLStore.open(run.path / "store.db") as store:
@@ -100,7 +104,7 @@ def play(
             await proxy.start()
             worker = asyncio.create_task(_work(store, rewards, calls))
             try:
-                parts = Parts(run, Board(Console(file=said, width=400)), store, proxy, registry, make_engine, "")
+                parts = Parts(run, Board(Console(file=said, width=400)), store, proxy, registry, Engines(), "")
                 return await run_sft(parts, config, *tasks)
             finally:
                 worker.cancel()

@@ -21,6 +21,7 @@ from leyden.algorithm.rows import RowsConfig
 from leyden.algorithm.selection import SelectionConfig
 from leyden.algorithm.sft.algorithm import SFT
 from leyden.algorithm.sft.config import TrainConfig
+from leyden.algorithm.sft.engines import Engines
 from leyden.algorithm.sft.history import read_history
 from leyden.algorithm.sft.report import Board
 from leyden.algorithm.sft.rundir import RunDir
@@ -172,7 +173,7 @@ def test_a_model_whose_import_was_cut_off_before_its_promotion_is_the_champion_a
     registry = Registry(run.models)
     registry.import_version(tiny_model)
     (run.models / "pointers.json").unlink()
-    asyncio.run(sft._first_version(registry))
+    asyncio.run(sft._first_version(registry, Engines(sft.engine, registry, run.log, "")))
     assert registry.get("@champion").name == "version_0"
     assert len(registry.list()) == 1
 

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from leyden.errors import Unavailable, UsageError  # noqa: E402
 from leyden.models.engine import EmbeddedEngine  # noqa: E402
 from leyden.models.verifier import CONVERSATION, TOOLS, Check, load_tokenizer, render, try_engine, verify, verify_in_child  # noqa: E402
-from leyden.process import new_marker, reserve_port  # noqa: E402
+from leyden.ports import reserve_port  # noqa: E402
+from leyden.process import new_marker  # noqa: E402
 
 EMBEDDING = "model.embed_tokens.weight"
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -11,7 +11,7 @@ import pytest
 from proxy_room import PROMPT_IDS, Room, events, in_room
 
 from leyden.errors import Unavailable
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 
 
 def code(reply: httpx.Response) -> str:

@@ -11,7 +11,7 @@ import pytest
 from proxy_room import Room, in_room
 
 from leyden.errors import Unavailable, UsageError
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.proxy import LLMProxy, bindings
 from leyden.types import FailureKind
 

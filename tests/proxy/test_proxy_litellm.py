@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from leyden.algorithm.triplets import GenerationsToTriplets, Refusal
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.types import Lease
 
 if importlib.util.find_spec("litellm") is None:

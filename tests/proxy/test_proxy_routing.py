@@ -13,7 +13,7 @@ import pytest
 from proxy_room import Engine, Room, Sample, entry, in_room, running_engine
 
 from leyden.errors import UsageError
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.proxy import LLMProxy, replicas
 from leyden.proxy.deployments import Deployment
 from leyden.proxy.replicas import ReplicaSet, leading

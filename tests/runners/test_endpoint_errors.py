@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.runners import endpoints
 from leyden.runners.failures import classify
 from leyden.types import LLM, FailureKind

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from leyden.errors import Conflict, LeydenError, UsageError
-from leyden.process import reserve_port
+from leyden.ports import reserve_port
 from leyden.runners import PoolConfig, Runner, RunnerConfig, RunnerPool, endpoints, rollout
 from leyden.runners.delivery import LEFT_OUT
 from leyden.runners.hooks import Hook, Observers

@@ -13,6 +13,7 @@ from typing import Any
 from leyden.algorithm.algorithm import Algorithm, FastAlgorithm, as_list
 from leyden.algorithm.baseline import Baseline
 from leyden.algorithm.sft.cost import IMPORT
+from leyden.algorithm.sft.engines import Engines
 from leyden.algorithm.sft.interpreter import resolve_backend
 from leyden.algorithm.sft.loop import run_sft
 from leyden.algorithm.sft.phases import Parts
@@ -23,11 +24,10 @@ from leyden.algorithm.sft.settings import SFTConfig
 from leyden.algorithm.sft.summary import Summary
 from leyden.algorithm.sft.tasks import LoopTask, check_disjoint, leave_out_leaks, number_tasks
 from leyden.errors import MissingExtra, UsageError
-from leyden.models.engine import Engine
 from leyden.models.engine_config import EngineConfig
-from leyden.models.engines import choose, make_engine
+from leyden.models.engines import choose
 from leyden.models.importer import import_in_child, model_directory, names_a_path
-from leyden.models.registry import Registry, Version, check_model_dir
+from leyden.models.registry import Registry, check_model_dir
 from leyden.process import new_marker
 from leyden.types import LLM
 
@@ -54,21 +54,23 @@ class SFT(Algorithm):
         """Improve the model on ``train_dataset``, judged on ``val_dataset``: JSON tasks, none of them in both."""
         context = self.context
         registry = Registry(context.run.models)
-        await self._first_version(registry)
+        async with Engines(self.engine, registry, context.run.log, context.marker) as engines:
+            await self._first_version(registry, engines)
+            train, heldout = self._tasks(train_dataset, val_dataset)
+            parts = Parts(context.run, context.board, context.store, context.proxy, registry, engines, context.marker)
+            return await run_sft(parts, self.config, train, heldout, self._regression)
 
-        def engine_for(version: Version) -> Engine:
-            return self._engine(registry, version)
-
-        parts = Parts(context.run, context.board, context.store, context.proxy, registry, engine_for, context.marker)
+    def _tasks(self, train_dataset: Any, val_dataset: Any) -> tuple[list[LoopTask], list[LoopTask]]:
+        """To learn from, and held out. Says which of the former are left out."""
         train, heldout = number_tasks(as_list(train_dataset)), number_tasks(as_list(val_dataset))
         train, leakage = leave_out_leaks(train, [*heldout, *self._regression])
         if leakage.leaks:
             first = leakage.leaks[0]
-            context.board.say(
+            self.context.board.say(
                 f"{len(leakage.leaks)} tasks are not learnt from, for they are nearly held-out ones: "
                 f"{first.train_text!r} beside {first.eval_text!r} ({first.kind})"
             )
-        return await run_sft(parts, self.config, train, heldout, self._regression)
+        return train, heldout
 
     def check(self, train_dataset: Any, val_dataset: Any) -> None:
         """Raises ``UsageError`` for tasks, a model, an engine or an environment that cannot do."""
@@ -126,26 +128,22 @@ class SFT(Algorithm):
         """The champion behind the proxy while the block lasts, which ends with ``EngineDied`` if the engine does."""
         context = self._context = baseline.context
         registry = Registry(context.run.models)
-        await self._first_version(registry)
-        engine = self._engine(registry, registry.get("@champion"))
-        try:
-            with context.board.step(f"serve {engine.model_name}"):
-                await engine.start()
-            entry = {"model": f"hosted_vllm/{engine.model_name}", "api_base": engine.base_url}
-            context.proxy.update_model_list([{"model_name": engine.model_name, "litellm_params": entry}])
-            sampling = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
-            async with living(engine):
-                yield context.proxy.as_resource(engine.model_name, sampling)
-        finally:
-            await engine.stop()
-            self._context = None
+        async with Engines(self.engine, registry, context.run.log, context.marker) as engines:
+            await self._first_version(registry, engines)
+            engine = engines(registry.get("@champion"))
+            try:
+                with context.board.step(f"serve {engine.model_name}"):
+                    await engine.start()
+                entry = {"model": f"hosted_vllm/{engine.model_name}", "api_base": engine.base_url}
+                context.proxy.update_model_list([{"model_name": engine.model_name, "litellm_params": entry}])
+                sampling = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
+                async with living(engine):
+                    yield context.proxy.as_resource(engine.model_name, sampling)
+            finally:
+                await engine.stop()
+                self._context = None
 
-    def _engine(self, registry: Registry, version: Version) -> Engine:
-        context = self.context
-        log_path = context.run.log(f"engine-{version.name}")
-        return make_engine(self.engine, version, registry.base_of(version), log_path=log_path, marker=context.marker)
-
-    async def _first_version(self, registry: Registry) -> None:
+    async def _first_version(self, registry: Registry, engines: Engines) -> None:
         """Make version_0 of this run, unless it has a champion already: the model, or the champion of the run that is forked."""
         context = self.context
         if registry.pointers.champion is not None:
@@ -157,6 +155,7 @@ class SFT(Algorithm):
         if imported := registry.list():  # an earlier driver died before it could promote it
             registry.promote(imported[0].name, "imported")
             return
+        await engines.prepare("version_0")
         if not self.model_dir.exists():
             with context.board.step(f"import {self.model} into {self.model_dir}") as view:
                 await import_in_child(self.model, self.model_dir, marker=context.marker, log_path=context.run.log("import"))

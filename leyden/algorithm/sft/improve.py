@@ -124,6 +124,7 @@ class Improvement:
         draft, parts = self._draft, self.parts
         assert draft is not None
         job, log_path = self._job(draft.path), parts.run.log(f"verify-{draft.name}")
+        await parts.make_engine.prepare(draft.name)  # meanwhile: both load libraries for seconds
         report = await verify_in_child(
             draft.path, job.base_dir, draft.path / "adapter", parent_dir=job.parent_dir, marker=parts.marker, log_path=log_path
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from leyden.algorithm.sft.driver import Driver, one_error
 from leyden.errors import Unavailable
@@ -17,8 +17,18 @@ if TYPE_CHECKING:
 
 DRAIN = 30.0  # seconds that calls in flight get before another version takes their engine's place
 
-MakeEngine = Callable[["Version"], "Engine"]
-"""An engine for this version that is not started yet."""
+
+class MakeEngine(Protocol):
+    """Whoever makes engines, and may begin with one before its version is there."""
+
+    def __call__(self, version: Version) -> Engine:
+        """One for this version that is not started yet."""
+        ...
+
+    async def prepare(self, name: str) -> None:
+        """The version of that name will be served next."""
+        ...
+
 
 T = TypeVar("T")
 

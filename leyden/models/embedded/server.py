@@ -25,7 +25,8 @@ from leyden.models.embedded.completion import ChatCompletion, Completion, TextCo
 from leyden.models.embedded.engine import TransformersEngine
 from leyden.models.embedded.protocol import ChatRequest, SamplingRequest, TextRequest
 from leyden.models.embedded.tokens import add_token_routes
-from leyden.process import leave_after, reserve_port, watch_parent
+from leyden.ports import reserve_port
+from leyden.process import leave_after, wait_for_release, watch_parent
 
 MAX_BODY = 16 * 1024 * 1024  # bytes
 
@@ -178,8 +179,12 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--ready-file", type=Path)
+    parser.add_argument("--hold", action="store_true", help="load the model only when the parent says so")
+    options = vars(parser.parse_args())
+    if options.pop("hold"):
+        wait_for_release()
     try:
-        serve(**vars(parser.parse_args()))
+        serve(**options)
     except LeydenError as error:
         print(f"error: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import secrets
 import signal
 import statistics
@@ -30,6 +29,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+
+import machine
 
 QUEUED, HELD = 300, 200
 RUNS = 100  # of what is filled
@@ -50,6 +51,8 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=5, help="that each page is asked for")
     parser.add_argument("--seconds", type=float, default=15.0, help="of running rollouts, alone and beside a prune")
     args = parser.parse_args()
+    found_on = machine.examine()
+    print(machine.told(found_on), flush=True)
     from growth_fill import fill  # here: overload.py needs none of it
 
     with ExitStack() as stack:
@@ -80,7 +83,7 @@ def main() -> int:
             flush=True,
         )
     found = {
-        "machine": {"cores": os.cpu_count(), "load_at_end": os.getloadavg(), "python": sys.version.split()[0]},
+        "machine": found_on,
         "rollouts": args.rollouts, "spans": args.spans, "dialect": "postgresql" if args.database else "sqlite",
         "fill_seconds": filled, "sizes": sizes, "latencies": latencies, "pages": pages, "pruning": pruning,
     }  # fmt: skip

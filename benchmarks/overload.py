@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import machine
 import psutil
 from growth import Caller, running_store
 
@@ -51,6 +51,8 @@ def main() -> int:
     parser.add_argument("--beat-every", type=float, default=15.0, help="seconds")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
+    found_on = machine.examine()
+    print(machine.told(found_on), flush=True)
     with tempfile.TemporaryDirectory(prefix="leyden-overload-") as directory:
         database = Path(directory, "store.db")
         with running_store(str(database)) as (port, pid):
@@ -64,7 +66,7 @@ def main() -> int:
                 part["goodput"] = part["load"]["per_second"] / peak
                 print(told(name, part), flush=True)
     found = {
-        "machine": {"cores": os.cpu_count(), "load_at_end": os.getloadavg(), "python": sys.version.split()[0]},
+        "machine": found_on,
         "asked": {name: value for name, value in vars(args).items() if name != "json"},
         "peaks": peaks,
         "parts": parts,

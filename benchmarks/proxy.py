@@ -25,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import machine
 from their_environment import DIRECTORY, THEIRS, their_environment
 
 HERE = Path(__file__).parent
@@ -45,6 +46,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--calls", type=int, default=100_000, help="during which memory is looked at; 0: not")
     args = parser.parse_args()
+    found_on = machine.examine()
+    print(machine.told(found_on), flush=True)
     their_python = None if args.only_ours else their_environment(args.theirs)
     rows = []
     with engine() as port:
@@ -58,8 +61,7 @@ def main() -> int:
     if memory:
         print(f"memory over {args.calls} calls: " + ", ".join(f"{calls}: {size >> 20} MiB" for calls, size in memory["memory"]))
     if args.json:
-        machine = {"cores": os.cpu_count(), "load_at_end": os.getloadavg(), "python": sys.version.split()[0]}
-        found = {"leyden": metadata.version("leyden"), "theirs": THEIRS, "machine": machine, "rows": rows, "memory": memory}
+        found = {"leyden": metadata.version("leyden"), "theirs": THEIRS, "machine": found_on, "rows": rows, "memory": memory}
         args.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import machine
 from their_environment import DIRECTORY, THEIRS, their_environment
 
 HERE = Path(__file__).parent
@@ -63,6 +63,8 @@ def main() -> int:
     parser.add_argument("--their-runners", type=int, default=4, help="processes of theirs; more were slower on 2 cores")
     parser.add_argument("--idle-runners", type=int, default=16)
     args = parser.parse_args()
+    found_on = machine.examine()
+    print(machine.told(found_on), flush=True)
     their_python = None if args.only_ours else their_environment(args.theirs)
     rows = []
     for part in args.only:
@@ -71,8 +73,7 @@ def main() -> int:
             print(told(row), flush=True)
             rows.append(row)
     if args.json:
-        machine = {"cores": os.cpu_count(), "load_at_end": os.getloadavg(), "python": sys.version.split()[0]}
-        found = {"leyden": metadata.version("leyden"), "theirs": THEIRS, "machine": machine, "rows": rows}
+        found = {"leyden": metadata.version("leyden"), "theirs": THEIRS, "machine": found_on, "rows": rows}
         args.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 
 import pytest
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from leyden.errors import Unavailable, UsageError  # noqa: E402
 from leyden.models.engine import EmbeddedEngine  # noqa: E402
+from leyden.models.tensors import bf16_step  # noqa: E402
 from leyden.models.verifier import CONVERSATION, TOOLS, Check, load_tokenizer, render, try_engine, verify, verify_in_child  # noqa: E402
 from leyden.ports import reserve_port  # noqa: E402
 from leyden.process import new_marker  # noqa: E402
@@ -25,8 +27,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 
 def merged(tiny_model, version, **lora):
-    """A version merged from a random adapter, as the training child does it."""
-    from leyden.algorithm.sft.checkpoint import copy_parent_files, merge
+    """A version merged from a random adapter."""
     from leyden.algorithm.sft.config import PROJECTIONS
 
     torch.manual_seed(1)
@@ -37,6 +38,13 @@ def merged(tiny_model, version, **lora):
         for name, parameter in adapted.named_parameters():
             if "modules_to_save" in name:
                 parameter += 0.01 * torch.randn(parameter.shape)
+    return saved(adapted, tiny_model, version)
+
+
+def saved(adapted, tiny_model, version):
+    """As the training child saves what it has trained."""
+    from leyden.algorithm.sft.checkpoint import copy_parent_files, merge
+
     adapted.save_pretrained(version / "adapter", save_embedding_layers=False)
     merge(tiny_model, version / "adapter", version)
     copy_parent_files(tiny_model, version)
@@ -79,6 +87,34 @@ def change_json(path, **changes) -> None:
 
 def test_a_version_as_it_should_be_passes(version, tiny_model):
     assert failures(version, tiny_model) == {}
+
+
+def test_what_rounding_takes_of_a_small_update_is_told_and_no_failure(tiny_model, tmp_path):
+    """Gradients point along the activations, and so does what is lost of them: it moves logits far more than random errors of that size."""
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=1, lora_alpha=1, target_modules=["down_proj", "v_proj"], task_type="CAUSAL_LM"))
+    calls = []
+
+    def note(module, given, answer):
+        answer.retain_grad()
+        calls.append((module, given[0].detach(), answer))
+
+    for module in adapted.modules():
+        if hasattr(module, "lora_A"):
+            module.register_forward_hook(note)
+    adapted(torch.tensor([render(load_tokenizer(tiny_model))])).logits[0, -1, 7].backward()
+    with torch.no_grad():
+        for module, given, answer in calls:
+            step = bf16_step(module.base_layer.weight).median()
+            module.lora_A["default"].weight.copy_(given[0, -1].sign()[None])
+            module.lora_B["default"].weight.copy_((answer.grad[0, -1].sign() * 0.45 * step)[:, None])
+
+    version = saved(adapted, tiny_model, tmp_path / "version_1")
+    report = verify(version, tiny_model, version / "adapter", parent_dir=tiny_model)
+    assert report.ok, report.failures
+    [detail] = [check.detail for check in report.checks if check.name == "logits"]
+    difference, tolerance, moved = map(float, re.findall(r"\d+\.\d+", detail))
+    assert difference <= tolerance < moved / 4
 
 
 def test_a_module_that_was_trained_whole_is_checked_like_any_other(good_whole, tiny_model, tmp_path):

@@ -297,6 +297,7 @@ def _read_once() -> Iterator[None]:
     """Transformers reads a GGUF file for its config, its tokenizer and its weights, several times each: more than half of an import's
     time."""
     import gguf
+    import numpy
     from transformers import modeling_gguf_pytorch_utils as loading
 
     reader, names, parse = gguf.GGUFReader, gguf.get_tensor_name_map, loading._gguf_parse_value
@@ -307,7 +308,11 @@ def _read_once() -> Iterator[None]:
             parsed[id(value)] = value, parse(value, types)
         return parsed[id(value)][1]
 
+    def read(path: Any, dtype: Any = numpy.uint8, mode: str = "r") -> Any:
+        return numpy.fromfile(path, dtype)  # of whose slices, hundreds of thousands here, each is cheaper than a map's
+
     with (
+        patch.object(numpy, "memmap", read),
         patch.object(gguf, "GGUFReader", cache(reader)),
         patch.object(gguf, "get_tensor_name_map", cache(names)),
         patch.object(loading, "_gguf_parse_value", parse_once),

@@ -1,25 +1,25 @@
 """Is a saved version what it says: unquantised base + adapter, in the right precision, reading conversations as its parent does?
 
 ``python -m leyden.models.verifier VERSION --base BASE --adapter ADAPTER --parent PARENT`` prints the report as JSON, exit status 1
-where a check fails. ``verifying.Verifier`` does that for a process that must not load torch.
+where a check fails. ``verify_in_child`` does that for a process that must not load torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from leyden.errors import LeydenError
+from leyden.errors import LeydenError, Unavailable
 from leyden.models.tensors import Adapter, Weights, bf16_step
-from leyden.process import leave_after, wait_for_release, watch_parent
+from leyden.process import leave_after, spawn, watch_parent
 from leyden.types import Record
 
 if TYPE_CHECKING:
@@ -74,6 +74,39 @@ def verify(version_dir: Path, base_dir: Path, adapter_dir: Path, *, parent_dir: 
     """Run every check. Needs torch, and memory for one float32 copy of the model and its base. A check that cannot run has failed."""
     inspection = Inspection(version_dir, base_dir, adapter_dir, parent_dir)
     return Report(version=version_dir.name, checks=tuple(_run(name, check) for name, check in inspection.checks().items()))
+
+
+async def verify_in_child(
+    version_dir: Path,
+    base_dir: Path,
+    adapter_dir: Path,
+    *,
+    parent_dir: Path,
+    marker: str,
+    python: str | None = None,
+    log_path: Path | None = None,
+    timeout: float | None = 900.0,
+) -> Report:
+    """``verify`` in a process of its own.
+
+    Raises ``Unavailable`` when the process dies or takes longer than ``timeout`` seconds.
+    """
+    command = [python or sys.executable, "-m", "leyden.models.verifier", str(version_dir)]
+    command += ["--base", str(base_dir), "--adapter", str(adapter_dir), "--parent", str(parent_dir)]
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    child = await spawn(command, marker=marker, log_path=log_path, env=offline, stdout_pipe=True)
+    assert child.stdout is not None
+    try:
+        async with asyncio.timeout(timeout):
+            answer = await child.stdout.read()
+            code = await child.wait()
+    except TimeoutError:
+        raise Unavailable(f"verifying {version_dir.name} took longer than {timeout:g} s", child.tail() or None) from None
+    finally:
+        await child.stop(grace=2.0)
+    if code not in (0, 1) or not answer:
+        raise Unavailable(f"the verifier of {version_dir.name} died (exit status {code})", child.tail() or None)
+    return Report.model_validate_json(answer.splitlines()[-1])  # libraries may have printed before
 
 
 async def try_engine(engine: Engine) -> Check:
@@ -277,12 +310,6 @@ def load(directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
-def _load_libraries() -> None:
-    with suppress(ImportError):  # the check that needs it says so
-        from peft import PeftModel  # noqa: F401
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401 (it imports lazily, by name)
-
-
 def _run(name: str, check: Callable[[], str]) -> Check:
     try:
         return Check(name=name, ok=True, detail=check())
@@ -306,11 +333,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("version", type=Path)
     for name in ("base", "adapter", "parent"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--hold", action="store_true", help="check it only when the parent says so")
     options = parser.parse_args(arguments)
-    if options.hold:
-        _load_libraries()
-        wait_for_release()
     report = verify(options.version, options.base, options.adapter, parent_dir=options.parent)
     print(report.model_dump_json())
     return 0 if report.ok else 1

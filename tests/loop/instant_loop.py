@@ -81,7 +81,7 @@ def play(
 ) -> Played:
     """One run, or the next driver of it where the directory holds one."""
     monkeypatch.setattr(improve, "train", _train)
-    monkeypatch.setattr(improve, "Verifier", PassesAll)
+    monkeypatch.setattr(improve, "verify_in_child", _verify)
     there = (directory / "runs" / run_id).exists()
     run = RunDir(directory / "runs" / run_id, resumed=True) if there else RunDir.create(directory / "runs", run_id, {})
     registry = Registry(run.models)
@@ -149,15 +149,5 @@ async def _train(job, *, on_progress, log_path, marker, timeout=None):
     return result
 
 
-class PassesAll:
-    def __init__(self, version_dir, *_, **__):
-        self.version = version_dir.name
-
-    def prepare(self):
-        pass
-
-    async def verify(self):
-        return Report(version=self.version, checks=(Check(name="played", ok=True, detail=""),))
-
-    async def stop(self):
-        pass
+async def _verify(version_dir, *_, **__):
+    return Report(version=version_dir.name, checks=(Check(name="played", ok=True, detail=""),))

@@ -18,10 +18,9 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from leyden.errors import Unavailable, UsageError  # noqa: E402
 from leyden.models.engine import EmbeddedEngine  # noqa: E402
 from leyden.models.tensors import bf16_step  # noqa: E402
-from leyden.models.verifier import CONVERSATION, TOOLS, Check, load_tokenizer, render, try_engine, verify  # noqa: E402
-from leyden.models.verifying import Verifier  # noqa: E402
+from leyden.models.verifier import CONVERSATION, TOOLS, Check, load_tokenizer, render, try_engine, verify, verify_in_child  # noqa: E402
 from leyden.ports import reserve_port  # noqa: E402
-from leyden.process import find_by_marker, new_marker  # noqa: E402
+from leyden.process import new_marker  # noqa: E402
 
 EMBEDDING = "model.embed_tokens.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -260,46 +259,12 @@ def test_a_changed_generation_config_is_found(version, tiny_model):
     assert failures(version, tiny_model)["config"] == "generation_config.json differs from the parent's in temperature"
 
 
-def verified_in_child(version, base, tmp_path, timeout=900.0, **options):
-    async def verified():
-        paths = version, base, version / "adapter"
-        return await Verifier(*paths, parent_dir=base, marker=new_marker(), log_path=tmp_path / "log", **options).verify(timeout)
-
-    return asyncio.run(verified())
-
-
-def test_a_verifier_that_was_prepared_checks_what_was_saved_later(version, tiny_model, tmp_path):
-    marker = new_marker()
-    later = tmp_path / "later"
-
-    async def prepare_and_verify():
-        verifier = Verifier(later, tiny_model, later / "adapter", parent_dir=tiny_model, marker=marker, log_path=tmp_path / "log")
-        verifier.prepare()
-        while not (prepared := [process.pid for process in find_by_marker(marker)]):
-            await asyncio.sleep(0.01)
-        shutil.copytree(version, later)
-        return prepared, await verifier.verify()
-
-    prepared, report = asyncio.run(prepare_and_verify())
-    assert len(prepared) == 1 and report.ok and report.version == "later"
-    assert find_by_marker(marker) == []
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_verifier_that_was_prepared_for_nothing_leaves_nothing(version, tiny_model, tmp_path, at_once):
-    marker = new_marker()
-
-    async def prepare_and_stop():
-        verifier = Verifier(version, tiny_model, version / "adapter", parent_dir=tiny_model, marker=marker, log_path=tmp_path / "log")
-        await verifier.stop()  # nothing was started yet
-        verifier.prepare()
-        while not at_once and not find_by_marker(marker):
-            await asyncio.sleep(0.01)
-        await verifier.stop()
-        await verifier.stop()
-
-    asyncio.run(prepare_and_stop())
-    assert find_by_marker(marker) == []
+def verified_in_child(version, base, tmp_path, **options):
+    return asyncio.run(
+        verify_in_child(
+            version, base, version / "adapter", parent_dir=base, marker=new_marker(), log_path=tmp_path / "log", **options
+        )
+    )  # fmt: skip
 
 
 class StandIn:

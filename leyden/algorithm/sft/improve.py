@@ -19,7 +19,7 @@ from leyden.algorithm.sft.steps import Steps
 from leyden.algorithm.sft.train import check_result, train
 from leyden.errors import Unavailable
 from leyden.models.draft import Draft
-from leyden.models.verifying import Verifier
+from leyden.models.verifier import verify_in_child
 from leyden.models.version import Version
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ class Improvement:
         done = steps.finished(iteration, f"train{self._suffix}", self._inputs)
         self._committed = parts.registry.find(parts.run.id, iteration, arm)
         self._draft = self._left_behind(done["draft"]) if done and not self._committed else None
-        self._verifier: Verifier | None = None
 
     @property
     def trained(self) -> bool:
@@ -66,13 +65,9 @@ class Improvement:
 
         Raises ``Unavailable`` when a child fails or what was saved is not what was trained; no version appears then.
         """
-        try:
-            if self._committed is None and self._draft is None:
-                self._draft = await self._train(self.parts.registry.new_draft(self.parent))
-            version = await self._verify()
-        finally:
-            if self._verifier is not None:
-                await self._verifier.stop()
+        if self._committed is None and self._draft is None:
+            self._draft = await self._train(self.parts.registry.new_draft(self.parent))
+        version = await self._verify()
         return version, check_result(self._job(version.path))
 
     def _left_behind(self, name: str) -> Draft | None:
@@ -97,9 +92,6 @@ class Improvement:
                     loss = f"loss {progress.loss:.3f}" if progress.loss is not None else "starting"
                     step.view.update(done=progress.step, total=progress.steps, note=loss, left=progress.seconds_left)
                     self.parts.run.metric(iteration=self.iteration, step="train", train_step=progress.step, loss=progress.loss)
-                    if progress.step == progress.steps and self._verifier is None:  # what is left, saving, is a core's work
-                        self._verifier = self._verifier_of(draft)
-                        self._verifier.prepare()
 
                 result = await train(
                     self._job(draft.path),
@@ -131,13 +123,14 @@ class Improvement:
     async def _check_and_commit(self) -> Version:
         draft, parts = self._draft, self.parts
         assert draft is not None
-        job = self._job(draft.path)
+        job, log_path = self._job(draft.path), parts.run.log(f"verify-{draft.name}")
         await parts.make_engine.prepare(draft.name)  # meanwhile: both load libraries for seconds
-        self._verifier = self._verifier or self._verifier_of(draft)
-        report = await self._verifier.verify()
+        report = await verify_in_child(
+            draft.path, job.base_dir, draft.path / "adapter", parent_dir=job.parent_dir, marker=parts.marker, log_path=log_path
+        )
         if not report.ok:
             draft.discard()
-            wrong, log_path = report.failures[0], self._verify_log(draft)
+            wrong = report.failures[0]
             raise Unavailable(f"{draft.name} is not what was trained: {wrong.name}: {wrong.detail}", f"it was discarded; see {log_path}")
         await self.steps.driver.check()
         return draft.commit(
@@ -148,13 +141,6 @@ class Improvement:
             iteration=self.iteration,
             arm=self.arm,
         )
-
-    def _verifier_of(self, draft: Draft) -> Verifier:
-        job, adapter, log_path = self._job(draft.path), draft.path / "adapter", self._verify_log(draft)
-        return Verifier(draft.path, job.base_dir, adapter, parent_dir=job.parent_dir, marker=self.parts.marker, log_path=log_path)
-
-    def _verify_log(self, draft: Draft) -> Path:
-        return self.parts.run.log(f"verify-{draft.name}")
 
     def _job(self, output_dir: Path) -> TrainJob:
         parent, registry = self.parent, self.parts.registry

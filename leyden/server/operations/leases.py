@@ -134,9 +134,10 @@ def sweep(tx: Transaction, last: int | None, stall: int) -> bool:
         forgive(tx, tx.now - last)
     found = tx.conn.execute(_OVERDUE, {"now": tx.now}).scalars().all()
     rows = rows_by_id(tx, sorted(found), lock=True)
-    overdue = list(tx.conn.execute(_STILL_OVERDUE, {"now": tx.now, "ids": list(rows)}))
+    overdue = list(tx.conn.execute(_STILL_OVERDUE, {"now": tx.now, "ids": list(rows)})) if rows else []
     due = rollout_rows(tx.conn.execute(_DUE, {"now": tx.now}))
-    end(tx, [(rows[lease.rollout_id], _ending(lease)) for lease in overdue], [Move(row, RolloutState.QUEUED) for row in due])
+    if overdue or due:  # nearly always there is nothing
+        end(tx, [(rows[lease.rollout_id], _ending(lease)) for lease in overdue], [Move(row, RolloutState.QUEUED) for row in due])
     return len(found) == SWEEP_LIMIT or len(due) == SWEEP_LIMIT
 
 

@@ -256,12 +256,13 @@ class Inspection:
             exact = adapted(ids).logits
             found = self._model(ids).logits
             summed = adapted.merge_and_unload()
-            for weight in map(summed.get_parameter, self._adapter.names):
+            adapted_weights = [summed.get_parameter(name) for name in self._adapter.names]
+            for weight in adapted_weights:
                 weight.copy_(weight.bfloat16())
             expected = summed(ids).logits
-            random = torch.Generator().manual_seed(0)
-            for weight in map(summed.get_parameter, sorted(self._adapter.names)):
-                weight += (torch.rand(weight.shape, generator=random) - 0.5) * bf16_step(weight)
+            errors = torch.rand(max(weight.numel() for weight in adapted_weights), generator=torch.Generator().manual_seed(0)) - 0.5
+            for weight in adapted_weights:
+                weight += errors[: weight.numel()].view_as(weight) * bf16_step(weight)
             tolerance = float((summed(ids).logits - expected).abs().max())
         difference, rounding = float((expected - found).abs().max()), float((expected - exact).abs().max())
         detail = f"largest difference {difference:.4f}, tolerance {tolerance:.4f}, of {ids.shape[1]} positions"

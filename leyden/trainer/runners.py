@@ -47,9 +47,7 @@ class Crew:
         return f"{where} {name}, {self.concurrency} rollouts each"
 
 
-def start_runners(
-    crew: Crew, store: StoreClient, marker: str, board: Board, pool: dict[str, Any]
-) -> AbstractAsyncContextManager[RunnerPool | RunnersInside]:
+def start_runners(crew: Crew, store: StoreClient, marker: str, board: Board, pool: dict[str, Any]) -> StartedRunners:
     """Runners while the block lasts; ``wait()`` of what it gives raises when they cannot go on. ``pool``: more of ``PoolConfig``."""
     if (names := crew.names) is None:
         board.say("the agent, a hook or the tracer can be found by this process only: the runners are a thread of it")
@@ -113,6 +111,9 @@ class RunnersInside:
         endings = await asyncio.gather(*(runner.run() for runner in self._runners))
         if Ending.STUCK in endings:
             raise Unavailable("an agent could not be stopped, and its thread goes on until this process ends", "name the agent by its file")
+
+
+StartedRunners = AbstractAsyncContextManager[RunnerPool | RunnersInside]
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import shlex
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from leyden.runners.tracer import Tracer
 from leyden.server.client import StoreClient
 from leyden.trainer.interruption import interruptible, while_alive
 from leyden.trainer.naming import in_runner_process
-from leyden.trainer.runners import Crew, start_runners
+from leyden.trainer.runners import Crew, StartedRunners, start_runners
 from leyden.trainer.store_child import START_TIMEOUT, StoreChild
 from leyden.trainer.threads import in_thread
 from leyden.types import Resource
@@ -198,9 +198,8 @@ class Trainer:
             if agent is None:
                 return await _call(algorithm, train, val)
             pool: dict[str, Any] = {"grace": RUNNER_GRACE, "log_dir": run.logs, "debug": self.debug}
-            with board.step(f"start {self.n_runners} runners"):
-                runners = await stack.enter_async_context(start_runners(self._crew(agent), store, marker, board, pool))
-            return await while_alive(_call(algorithm, train, val), self._runners_last(runners.wait()))
+            crew = start_runners(self._crew(agent), store, marker, board, pool)
+            return await while_alive(_call(algorithm, train, val), self._runners_last(crew, stack, board))
 
     async def _start_proxy(self, stack: AsyncExitStack, store: StoreClient) -> LLMProxy:
         """The proxy handed over, started if nobody has, or one of our own."""
@@ -213,8 +212,11 @@ class Trainer:
             stack.push_async_callback(proxy.stop)
         return proxy
 
-    async def _runners_last(self, ended: Awaitable[None]) -> None:
-        await ended
+    async def _runners_last(self, crew: StartedRunners, stack: AsyncExitStack, board: Board) -> None:
+        """Start them while the algorithm begins: what it has for them waits in the store."""
+        with board.beside(f"start {self.n_runners} runners"):
+            runners = await stack.enter_async_context(crew)
+        await runners.wait()
         if self.max_rollouts is None:
             raise Unavailable("the runners have all ended", "look at their logs in the run directory")
 

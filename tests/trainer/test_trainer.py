@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import leyden
+from leyden.algorithm.algorithm import Algorithm
 from leyden.algorithm.baseline import Baseline
 from leyden.algorithm.sft.history import read_history
 from leyden.algorithm.sft.rundir import RunDir
@@ -64,12 +65,13 @@ def test_it_brings_store_proxy_and_runners_and_ends_them(own, nothing_left, talk
     class Looks(crew.Rewards):
         async def run(self, train_dataset=None, val_dataset=None):
             context = self.context
+            rewards = await super().run(train_dataset)
             seen["processes"] = {" ".join(process.cmdline()) for process in find_by_marker(nothing_left)}
             async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
                 seen["health"] = (await client.get(f"{context.store_url}/health")).status_code
             seen["proxy"] = self.get_llm_proxy().base_url
             seen["latest"] = (await self.get_store().get_resources()).resources
-            return await super().run(train_dataset)
+            return rewards
 
     template = PromptTemplate(template="{n}")
     trainer = Trainer(algorithm=Looks(), initial_resources={"prompt_template": template}, **own)
@@ -83,6 +85,21 @@ def test_it_brings_store_proxy_and_runners_and_ends_them(own, nothing_left, talk
     assert history(own["runs"]) == "finished"
     with pytest.raises(UsageError, match="has no store"):
         trainer.algorithm.get_store()
+
+
+def test_an_algorithm_that_needs_no_runner_need_not_wait_for_them(own, nothing_left, talk):
+    class Quick(Algorithm):
+        async def run(self, train_dataset=None, val_dataset=None):
+            return "done"
+
+    assert Trainer(algorithm=Quick(), **own).fit(crew.double, TASKS, board=talk) == "done"
+    assert history(own["runs"]) == "finished"
+
+
+def test_runners_that_cannot_start_end_an_algorithm_that_waits_for_them(own, nothing_left, talk):
+    with pytest.raises(UsageError, match="Nothing"):
+        Trainer(algorithm=crew.Rewards(), hooks=["crew:Nothing"], **own).fit(crew.double, TASKS, board=talk)
+    assert history(own["runs"]).startswith("failed: ")
 
 
 def test_a_failing_algorithm_ends_everything_too(own, nothing_left, talk):

@@ -71,6 +71,15 @@ class Board:
         self.say(f"✓ {view.title}: {view.note + ', ' if view.note else ''}{clock(view.seconds)}")
 
     @contextmanager
+    def beside(self, title: str) -> Iterator[None]:
+        """A step that others are shown beside: it has no bar."""
+        view = StepView(title, None)
+        if not self.console.is_terminal:
+            self.say(f"… {title}")
+        yield
+        self.say(f"✓ {title}: {clock(view.seconds)}")
+
+    @contextmanager
     def _show_live(self, view: StepView) -> Iterator[None]:
         columns = (
             TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}", markup=False),

@@ -232,7 +232,8 @@ def _fetching(requirement: str, scratch: Path) -> Iterator[None]:
     """Download a wheel while the body runs, and wait for it at its end. An import that is told to end does not wait: pip is killed."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--dest", str(scratch), requirement]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as pip:
+    env = os.environ | {"TMPDIR": str(scratch)}  # what it leaves there when it is killed goes with the rest
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env) as pip:
         try:
             yield
             _, errors = pip.communicate()

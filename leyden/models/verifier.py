@@ -243,8 +243,8 @@ class Inspection:
     def logits(self) -> str:
         """On a real prompt, the saved model against base + adapter as PEFT sums them, rounded to bfloat16; both computed in float32.
 
-        A sum in another order may round to the other neighbour here and there. So the tolerance is what errors of up to half a bfloat16
-        step, drawn for every adapted weight, make in the same logits. What rounding itself does to them is told, and no error: of an update
+        A sum in another order may round to the other neighbour here and there. So the tolerance is what random errors of up to half a
+        bfloat16 step in every adapted weight make in the same logits. What rounding itself does to them is told, and no error: of an update
         smaller than a step it keeps little, and what it loses points in one direction, not in random ones.
         """
         import torch
@@ -257,7 +257,7 @@ class Inspection:
             found = self._model(ids).logits
             summed = adapted.merge_and_unload()
             adapted_weights = [summed.get_parameter(name) for name in self._adapter.names]
-            for weight in adapted_weights:
+            for weight in summed.parameters():  # all of them: the base may have been in float32
                 weight.copy_(weight.bfloat16())
             expected = summed(ids).logits
             errors = torch.rand(max(weight.numel() for weight in adapted_weights), generator=torch.Generator().manual_seed(0)) - 0.5

@@ -94,7 +94,7 @@ class SQLStore(Capture, Operating, TokenStore):
         self._temporary = temporary
         self.intake = Intake()
         self._executor = Executor(database, clock, jitter, self._wake)
-        self._desk = ClaimDesk(lambda requests: self._executor.write(claim_ops.claim, requests), self.hand_back)
+        self._desk = ClaimDesk(lambda requests: self._executor.write(claim_ops.claim, requests), self.hand_back, not database.shared)
         self._watch = FinalWatch()
         self._replicas = self._meet_replicas()
         self._looking: asyncio.Task[None] | None = None

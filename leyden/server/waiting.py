@@ -37,8 +37,12 @@ class ClaimDesk:
         self,
         claim: Callable[[Sequence[ClaimRequest]], Coroutine[Any, Any, Claimed]],
         hand_back: Callable[[Sequence[Lease]], Coroutine[Any, Any, None]],
+        feeds: bool,
     ) -> None:
+        """``feeds``: whether work may be given out in the transaction that brings it. Of stores that share a database, each of which
+        locks what it claims after what it has brought, two would wait for each other."""
         self._claim = claim
+        self._feeds = feeds
         self._hand_back = hand_back
         self._waiters: dict[_Waiter, None] = {}  # in order
         self._by_request: dict[tuple[str, str], _Waiter] = {}
@@ -87,22 +91,29 @@ class ClaimDesk:
         """``write`` brings work into ``queues`` and serves, in the same transaction, the requests that it is given: the first of those who
         wait there. Returns what it brought."""
         waiting = [waiter for waiter in self._waiters if not queues.isdisjoint(waiter.request.queues)]
-        if self._serving or not waiting:  # who is being asked for now is served by the next claim
+        if not self._feeds or self._serving or not waiting:  # who is being asked for now is served by the next claim
             return (await write([]))[0]
         self._serving = True
-        feeding = asyncio.create_task(self._feed(_first_round(waiting, FIRST_ROUND), write))
+        chosen = _first_round(waiting, FIRST_ROUND)
+        for waiter in chosen:  # from now on: the time of one of them may be up before the task begins
+            waiter.asked = True
+        feeding = asyncio.create_task(self._feed(chosen, write))
         self._keep(feeding)
         return await asyncio.shield(feeding)  # whoever brought it may leave: those who were served are told
 
     async def _feed(self, chosen: list[_Waiter], write: Callable[[Sequence[ClaimRequest]], Coroutine[Any, Any, tuple[T, Claimed]]]) -> T:
-        for waiter in chosen:
-            waiter.asked = True
-        claimed = Claimed([[] for _ in chosen], frozenset())
         try:
             brought, claimed = await write([waiter.request for waiter in chosen])
-            return brought
-        finally:  # what could not be brought is no answer to those who wait
+        except BaseException:  # what could not be brought is no answer to those who wait: they are looked at once more
+            for waiter in chosen:
+                waiter.asked, waiter.news, waiter.unserved = False, True, True
+                if waiter.gone or waiter.replaced:
+                    self._settle(waiter, [])
+            raise
+        else:
             self._answer(chosen, claimed)
+            return brought
+        finally:
             self._serving = False
             self._serve_soon()
 

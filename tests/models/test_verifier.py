@@ -89,6 +89,16 @@ def test_a_version_as_it_should_be_passes(version, tiny_model):
     assert failures(version, tiny_model) == {}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_version_of_a_base_in_another_precision_passes(tiny_model, tmp_path, dtype):
+    base = shutil.copytree(tiny_model, tmp_path / "version_0")
+    tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(base / "model.safetensors").items()}
+    torch.manual_seed(2)
+    finer = {name: tensor * (1 + 0.004 * torch.rand_like(tensor)) for name, tensor in tensors.items()}  # digits that bfloat16 has not
+    save_file(finer, base / "model.safetensors", metadata={"format": "pt"})
+    assert failures(merged(base, tmp_path / "version_1"), base) == {}
+
+
 def test_what_rounding_takes_of_a_small_update_is_told_and_no_failure(tiny_model, tmp_path):
     """Gradients point along the activations, and so does what is lost of them: it moves logits far more than random errors of that size."""
     base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)

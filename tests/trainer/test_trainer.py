@@ -93,6 +93,7 @@ def test_an_algorithm_that_needs_no_runner_need_not_wait_for_them(own, nothing_l
             return "done"
 
     assert Trainer(algorithm=Quick(), **own).fit(crew.double, TASKS, board=talk) == "done"
+    assert "… start 1 runners" in talk.said and "✓ start 1 runners" not in talk.said
     assert history(own["runs"]) == "finished"
 
 

@@ -132,7 +132,8 @@ class Door:
         """The number of connections that were reset."""
         slammed = list(self._open)
         for writer in slammed:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            if (sock := writer.get_extra_info("socket")) is not None:  # else it has just been closed
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             writer.transport.abort()
         return len(slammed) // 2
 

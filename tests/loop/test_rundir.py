@@ -55,6 +55,8 @@ def test_on_a_terminal_the_board_is_drawn_and_ends_in_the_same_line():
 def test_progress_tells_how_much_is_left():
     view = StepView("collect", 100)
     assert view.left is None
+    view.update(done=9)
+    assert view.left is None, "the first ones say nothing about the pace"
     view.update(done=50, note="reward 0.40")
     assert "50/100, reward 0.40" in view.line()
     assert "about 0 s left" in view.line()

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 PLAIN_EVERY = 30.0  # seconds between two lines about one step
+PACE_FROM = 0.1  # of the whole that is done
 
 
 class StepView:
@@ -41,8 +42,8 @@ class StepView:
 
     @property
     def left(self) -> float | None:
-        """Seconds to go, as told or at the pace so far; None before there is a pace."""
-        if self._left is not None or not self.total or not self.done:
+        """Seconds to go, as told or at the pace so far; None before there is a pace: the first ones all take the longest."""
+        if self._left is not None or not self.total or self.done < self.total * PACE_FROM:
             return self._left
         return self.seconds / self.done * max(0, self.total - self.done)
 

@@ -16,6 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from leyden.errors import NotFound
 from leyden.server.client import StoreClient
 from leyden.types import NewRollout, RolloutConfig, RolloutState
 
@@ -94,15 +95,19 @@ class Load:
     async def _read(self) -> None:
         store, after = self._stores[2], None
         while not self._stopping.is_set():
-            page = await store.list_rollouts(limit=100, after=after, state=RolloutState.SUCCEEDED)
-            after = page[-1].id if len(page) == 100 else None
-            newest = await store.list_rollouts(limit=20, newest_first=True)
-            if newest:
-                some = self._chance.choice(newest)
-                await store.list_spans(some.id)
-                await store.list_rewards([each.id for each in newest])
-            await store.count(run_id=KEPT)
-            self.done["pages"] += 5
+            try:
+                page = await store.list_rollouts(limit=100, after=after, state=RolloutState.SUCCEEDED)
+                after = page[-1].id if len(page) == 100 else None
+                newest = await store.list_rollouts(limit=20, newest_first=True)
+                if newest:
+                    some = self._chance.choice(newest)
+                    await store.list_spans(some.id)
+                    await store.list_rewards([each.id for each in newest])
+                await store.count(run_id=KEPT)
+                self.done["pages"] += 5
+            except NotFound:  # pruned between two pages
+                after = None
+                self.done["pages begun again"] += 1
             await self._pause(0.5)
 
     async def _scrape(self) -> None:

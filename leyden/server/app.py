@@ -7,11 +7,12 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import orjson
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from leyden.errors import LeydenError
 from leyden.server.access import Access
@@ -36,11 +37,9 @@ from leyden.server.wire import (
 ROUTERS = tuple(module.router for module in (rollouts, leases, capture, resources, workers, runs, queues, reading, tokens, otlp))
 
 
-def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] | None = LOOPBACK_HOSTS) -> FastAPI:
+def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] | None = LOOPBACK_HOSTS) -> Starlette:
     """``store`` is the caller's to close. ``nonce`` tells this server from a stranger on its port; ``hosts`` are the names it serves;
     None: it can be reached from other machines, under whatever name, and asks everybody for a token."""
-    app = FastAPI(title="Leyden store", openapi_url=None)
-    app.state.store = store
     health = {"status": "ok", "name": "leyden-store", "version": _version(), "nonce": nonce or secrets.token_hex(8)}
 
     async def answer_health(request: Request) -> Response:
@@ -62,23 +61,31 @@ def create_app(store: SQLStore, nonce: str | None = None, hosts: frozenset[str] 
     async def answer_document(request: Request) -> Response:
         return Response(document(), media_type="application/json")
 
-    app.add_route("/health", answer_health, methods=["GET"])
-    app.add_route("/ready", answer_ready, methods=["GET"])
-    app.add_route("/metrics", answer_metrics, methods=["GET"])
-    app.add_route("/openapi.json", answer_document, methods=["GET"])
-    for router in ROUTERS:
-        app.include_router(router)
-    app.add_exception_handler(LeydenError, answer_error)
-    app.add_exception_handler(HTTPException, answer_http_error)
-    app.add_exception_handler(ClientDisconnect, answer_nobody)
-    app.add_exception_handler(Exception, answer_bug)
-    app.state.access = Access(store, always=hosts is None)
+    served = [
+        Route("/health", answer_health),
+        Route("/ready", answer_ready),
+        Route("/metrics", answer_metrics),
+        Route("/openapi.json", answer_document),
+        *routes(),
+    ]
+    access = Access(store, always=hosts is None)
     forms = {"/v1/traces": otlp.refuse_export}
-    app.add_middleware(AccessCheck, access=app.state.access, forms=forms)
-    app.add_middleware(Admission, metrics=store.metrics, forms=forms)
-    app.add_middleware(PageCheck, hosts=hosts)
-    # The last one added is the first to see a request.
-    app.add_middleware(CountsAnswers, metrics=store.metrics, routes=[*app.routes, *routes()])
+    app = Starlette(
+        routes=served,
+        middleware=[  # the first one is the first to see a request
+            Middleware(CountsAnswers, metrics=store.metrics, routes=served),
+            Middleware(PageCheck, hosts=hosts),
+            Middleware(Admission, metrics=store.metrics, forms=forms),
+            Middleware(AccessCheck, access=access, forms=forms),
+        ],
+        exception_handlers={
+            LeydenError: answer_error,
+            HTTPException: answer_http_error,
+            ClientDisconnect: answer_nobody,
+            Exception: answer_bug,
+        },
+    )
+    app.state.store, app.state.access = store, access
     return app
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -60,14 +61,26 @@ class Capture:
         return Rejected().merge([rejected, *unknown])
 
     async def add_generations(self, ref: LeaseRef, generations: Sequence[Generation], spans: Sequence[Span] = ()) -> None:
+        call = messages.AddGenerations(ref=ref, generations=list(generations), spans=list(spans))
+        for error in await self.add_calls([call]):
+            if error is not None:
+                raise error
+
+    async def add_calls(self, calls: Sequence[messages.AddGenerations]) -> list[LeydenError | None]:
+        """Each as ``add_generations``, and what came of it: None, or why it was refused. Raises what is wrong with all of them."""
         self._executor.check_growth()
-
-        def make_rows() -> Recorded:
-            return Recorded(ref, generation_batch(ref, generations), batch_of_spans(spans))
-
-        call = make_rows() if all(map(_is_small, generations)) else await self.intake.work(make_rows)
-        with self._room_for([call.batch, call.beside]):
-            await self._executor.write_together(generation_ops.add_generations, call, call.size)
+        small = all(_is_small(item) for call in calls for item in call.generations)
+        try:
+            made = _recorded(calls) if small else await self.intake.work(_recorded, calls)
+            with self._room_for([batch for call in made for batch in (call.batch, call.beside)]):
+                await self._executor.write_together(generation_ops.add_generations, made, sum(call.size for call in made))
+        except (Busy, Unavailable):
+            raise
+        except LeydenError as error:
+            if len(calls) == 1:
+                return [error]
+            return [outcome for outcomes in await asyncio.gather(*(self.add_calls([call]) for call in calls)) for outcome in outcomes]
+        return [None] * len(calls)
 
     @contextmanager
     def _room_for(self, batches: Sequence[Batch]) -> Iterator[None]:
@@ -90,7 +103,7 @@ class Capture:
         batch = await self.intake.work(batch_of_ends, ends) if sum(len(end.spans) for end in ends) > FEW else batch_of_ends(ends)
         try:
             with self._room_for([batch]):
-                await self._executor.write_together(attempt_ops.end_each, attempt_ops.Report(tuple(ends), batch), batch.size)
+                await self._executor.write_together(attempt_ops.end_each, [attempt_ops.Report(tuple(ends), batch)], batch.size)
         except (Busy, Unavailable):
             raise
         except LeydenError as error:
@@ -130,6 +143,10 @@ class Capture:
 
 FEW = 16  # spans: their rows are made sooner than a thread is found for it
 SMALL = 16 << 10  # characters, and ids: less work than to hand it to a thread and to wait for its turn there
+
+
+def _recorded(calls: Sequence[messages.AddGenerations]) -> list[Recorded]:
+    return [Recorded(call.ref, generation_batch(call.ref, call.generations), batch_of_spans(call.spans)) for call in calls]
 
 
 def _is_small(item: Generation) -> bool:

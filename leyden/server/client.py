@@ -96,7 +96,7 @@ class StoreClient:
             raise errors.UsageError(f"what {TOKEN} holds is no token", "set it to what leyden token create has printed, and nothing else")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._connections = Connections(KEEP_ALIVE)
-        self._calls = Together(self._add_calls, MAX_CALLS, CALLS_BYTES, len)
+        self._calls = Together(self._add_calls, MAX_CALLS, CALLS_BYTES, len, overlap=True)
 
     async def __aenter__(self) -> Self:
         return self

@@ -81,10 +81,10 @@ class Executor:
         assert not kwargs
         return await self._put(operation, args, max(1, size))
 
-    async def write_together(self, operation: Callable[[Transaction, Sequence[T]], None], item: T, size: int) -> None:
-        """``operation(tx, [item])``, as bulk. All that waits for the same operation is given to it at once, which is far cheaper; where it
-        fails for several, each is tried alone."""
-        await self._put(operation, ([item],), max(1, size), together=True)
+    async def write_together(self, operation: Callable[[Transaction, Sequence[T]], None], items: Sequence[T], size: int) -> None:
+        """``operation(tx, items)``, as bulk. All that waits for the same operation is given to it at once, which is far cheaper; where it
+        fails for several calls of this, each is tried alone."""
+        await self._put(operation, (items,), max(1, size), together=True)
 
     def waiting(self) -> Waiting:
         """The writes that wait now."""

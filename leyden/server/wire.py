@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import orjson
-from fastapi import APIRouter
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyden.errors import Busy, Forbidden, InvalidRequest, LeydenError, TooLarge, Unauthorized
@@ -121,7 +121,19 @@ class Described:
     answer: Any
 
 
-def route(router: APIRouter, method: str, path: str) -> Callable[[Handler], Handler]:
+class Endpoint:
+    """An ASGI application of its own. What it raises is caught around all of them; a plain function Starlette would wrap once more."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]], described: Described) -> None:
+        self._answer = answer
+        self.described = described
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+def route(router: Router, method: str, path: str) -> Callable[[Handler], Handler]:
     """Registers ``handler(call, body, query) -> record or records``. Its annotations say what ``body`` and ``query`` are read as; one that
     takes no such thing leaves it out. A plain Starlette route: no dependency solving on the hot path."""
 
@@ -130,7 +142,7 @@ def route(router: APIRouter, method: str, path: str) -> Callable[[Handler], Hand
         models = {name: signature.parameters[name].annotation for name in ("body", "query") if name in signature.parameters}
         summary = inspect.cleandoc(handler.__doc__ or handler.__name__.replace("_", " "))
 
-        async def endpoint(request: Request) -> Response:
+        async def answer(request: Request) -> Response:
             call = Call(request)
             given = {}
             if "query" in models:
@@ -141,8 +153,7 @@ def route(router: APIRouter, method: str, path: str) -> Callable[[Handler], Hand
             return json_response(await handler(call, **given))
 
         described = Described(handler.__name__, summary, models.get("body"), models.get("query"), signature.return_annotation)
-        endpoint.described = described  # type: ignore[attr-defined]
-        router.add_route(path, endpoint, methods=[method], name=handler.__name__)
+        router.routes.append(Route(path, Endpoint(answer, described), methods=[method], name=handler.__name__))
         return handler
 
     return register

@@ -12,6 +12,7 @@ from storekit import SECOND, Kit, run, task
 
 from leyden.errors import InvalidRequest, NotFound
 from leyden.server.interface import Store
+from leyden.server.queries import Prune
 from leyden.server.schema import rollouts
 from leyden.server.transaction import Transaction
 from leyden.types import FailureKind, Mode, Rollout, RolloutConfig, RolloutState
@@ -27,6 +28,19 @@ async def pages(store: Store, size: int, **filters: Any) -> list[Rollout]:
 
 def ids(found: list[Rollout]) -> list[str]:
     return [rollout.id for rollout in found]
+
+
+def test_a_page_after_one_that_was_pruned_says_to_begin_again(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        made = await kit.store.enqueue([task(n) for n in range(3)])
+        await kit.store.cancel([made[0].id])
+        kit.clock.advance(SECOND)
+        assert (await kit.store.prune(Prune(older_than=0))).rollouts == 1
+        with pytest.raises(NotFound, match=made[0].id) as error:
+            await kit.store.list_rollouts(after=made[0].id)
+        assert error.value.hint == "was it pruned? begin again with the first page"
+
+    run(check, kind)
 
 
 def test_every_filter_holds_and_all_of_them_together(kind: str) -> None:

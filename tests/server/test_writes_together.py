@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from storekit import Kit, make_generation, make_span, run, task
 
-from leyden.errors import LeaseLost, LeydenError, Unavailable
+from leyden.errors import InvalidRequest, LeaseLost, LeydenError, Unavailable
 from leyden.server.client import StoreClient
 from leyden.together import Together
 from leyden.types import LeaseRef
@@ -52,6 +52,28 @@ def test_what_comes_while_a_request_is_under_way_goes_with_the_next_one() -> Non
         sender.open.set()
         await asyncio.gather(*adding)
         assert sender.sent == [[b"0"], [b"1", b"2", b"3", b"4"], [b"5", b"6"]]
+
+    asyncio.run(go())
+
+
+def test_a_second_request_goes_out_beside_the_first_once_half_as_many_wait_and_a_third_does_not() -> None:
+    async def go() -> None:
+        sender = Sender()
+        sender.refuse[b"5"] = LeaseLost("gone")
+        together = Together(sender, 64, MOST_BYTES, len, overlap=True)
+        adding = [asyncio.create_task(together.add(b"%d" % n)) for n in range(4)]
+        await settled()
+        adding.append(asyncio.create_task(together.add(b"4")))
+        await settled()
+        assert sender.sent == [[b"0", b"1", b"2", b"3"]]  # one is less than half of four
+        for n in range(5, 9):
+            adding.append(asyncio.create_task(together.add(b"%d" % n)))
+            await settled()
+        assert sender.sent[1:] == [[b"4", b"5"]]
+        sender.open.set()
+        outcomes = await asyncio.gather(*adding, return_exceptions=True)
+        assert sender.sent[2:] == [[b"6", b"7", b"8"]]
+        assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, LeaseLost)] == [5]
 
     asyncio.run(go())
 
@@ -119,7 +141,7 @@ def test_one_that_leaves_takes_nobody_along_and_a_stop_leaves_nobody_waiting() -
 
 
 @pytest.mark.parametrize("kind", ["http-sqlite", "http-postgres"])
-def test_calls_of_many_attempts_go_in_few_requests_and_a_lost_lease_costs_only_its_own(kind: str) -> None:
+def test_calls_of_many_attempts_go_in_few_requests_and_one_that_is_refused_costs_only_its_own(kind: str) -> None:
     async def check(kit: Kit) -> None:
         await kit.store.enqueue([task(n) for n in range(9)])
         leases = await kit.store.claim("w", 9)
@@ -136,13 +158,13 @@ def test_calls_of_many_attempts_go_in_few_requests_and_a_lost_lease_costs_only_i
         kit.store._send = counted  # type: ignore[assignment]
 
         def add(ref: LeaseRef) -> asyncio.Future[None]:
-            generation = make_generation(ref, f"g-{ref.rollout_id}")
+            generation = make_generation(refs[2] if ref is refs[1] else ref, f"g-{ref.rollout_id}")
             return asyncio.ensure_future(kit.store.add_generations(ref, [generation], [make_span()]))
 
         outcomes = await asyncio.gather(*map(add, refs), return_exceptions=True)
-        assert isinstance(outcomes[0], LeaseLost) and outcomes[1:] == [None] * 8
+        assert isinstance(outcomes[0], LeaseLost) and isinstance(outcomes[1], InvalidRequest) and outcomes[2:] == [None] * 7
         assert sent == ["/v1/generations"]
         found = await kit.store.list_generations([lease.rollout.id for lease in leases])
-        assert {row.rollout_id for row in found} == {lease.rollout.id for lease in leases[1:]}
+        assert sorted(row.rollout_id for row in found) == sorted(lease.rollout.id for lease in leases[2:])
 
     run(check, kind)

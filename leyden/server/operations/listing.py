@@ -95,7 +95,7 @@ def _order(tx: Transaction, query: RolloutQuery) -> list[ColumnElement[Any]]:
 def _position(tx: Transaction, query: RolloutQuery, order: list[ColumnElement[Any]]) -> list[Any]:
     row = tx.conn.execute(select(rollouts.c.seq, rollouts.c.created_at, rollouts.c.id).where(rollouts.c.id == query.after)).first()
     if row is None:
-        raise NotFound(f"rollout {query.after} does not exist")
+        raise NotFound(f"rollout {query.after}, to go on after, does not exist", "was it pruned? begin again with the first page")
     if order[0] is rollouts.c.revision:
         return [query.changed_after, row.seq]  # it may have changed again since: where it stood is what the caller says
     return [row._mapping[column] for column in order]

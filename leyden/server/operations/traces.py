@@ -41,7 +41,8 @@ def query_spans(tx: Transaction, query: SpanQuery) -> list[Span]:
         trace_id, _, span_id = query.after.partition("-")
         last = tx.conn.execute(select(*_ARRIVAL).where(spans.c.trace_id == trace_id, spans.c.span_id == span_id)).first()
         if last is None:
-            raise NotFound(f"span {query.after} does not exist", "a cursor is the last span's trace id, a dash, and its span id")
+            hint = "a cursor is the last span's trace id, a dash, and its span id; if it was pruned, begin again with the first page"
+            raise NotFound(f"span {query.after}, to go on after, does not exist", hint)
     conditions += between(arrival, query.received_from, query.received_to, last, query.newest_first)
     order = [column.desc() if query.newest_first else column for column in arrival]
     return read_page(tx, select(spans).where(*conditions).order_by(*order).limit(query.limit))
@@ -78,7 +79,7 @@ def list_traces(tx: Transaction, query: TraceQuery) -> list[Trace]:
     if query.after is not None:
         first = tx.conn.execute(select(*_ARRIVAL).where(spans.c.trace_id == query.after).order_by(spans.c.seq).limit(1)).first()
         if first is None:
-            raise NotFound(f"trace {query.after} does not exist")
+            raise NotFound(f"trace {query.after}, to go on after, does not exist", "was it pruned? begin again with the first page")
     if query.id_prefix is not None and query.after is not None:
         conditions.append(spans.c.trace_id > query.after)
     behind = first if query.id_prefix is None else None

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import asyncio
-
-from fastapi import APIRouter
+from starlette.routing import Router
 
 from leyden.audit import AuditCounts, CallAudit
-from leyden.errors import Busy, LeydenError, Unavailable
 from leyden.server import messages
 from leyden.server.wire import Call, route
 from leyden.types import Generation, Mode, Record, Rejection, Reward, Span
 
-router = APIRouter()
+router = Router()
 
 
 class _Counted(Record):
@@ -36,16 +33,7 @@ async def list_spans(call: Call, query: _Attempt) -> list[Span]:
 @route(router, "POST", "/v1/generations")
 async def add_generations(call: Call, body: messages.AddCalls) -> list[messages.Refusal | None]:
     """Each call as if alone. Answers for each null, or why it was refused."""
-    adding = [call.store.add_generations(one.ref, one.generations, one.spans) for one in body.calls]
-    answers: list[messages.Refusal | None] = []
-    for outcome in await asyncio.gather(*adding, return_exceptions=True):
-        if isinstance(outcome, LeydenError) and not isinstance(outcome, Busy | Unavailable):
-            answers.append(messages.Refusal.of(outcome))
-        elif outcome is not None:
-            raise outcome  # all of them are to be sent again
-        else:
-            answers.append(None)
-    return answers
+    return [None if error is None else messages.Refusal.of(error) for error in await call.store.add_calls(body.calls)]
 
 
 @route(router, "POST", "/v1/generations/query")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.routing import Router
 
 from leyden.server import messages
 from leyden.server.interface import AttemptEnd
@@ -11,7 +11,7 @@ from leyden.server.tokens import Scope
 from leyden.server.wire import Call, route
 from leyden.types import AttemptBinding, Lease, Rollout, Verdict
 
-router = APIRouter()
+router = Router()
 
 
 @route(router, "POST", "/v1/leases/claim")

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Router
 
 from leyden.errors import InvalidRequest, LeydenError, TooLarge
 from leyden.server.otlp.answers import Encoding, accepted, refused
@@ -14,7 +14,7 @@ from leyden.server.wire import Call, headers_of
 
 MAX_WIRE = 16 << 20  # bytes of one body as it comes
 
-router = APIRouter()
+router = Router()
 
 
 async def export_traces(request: Request) -> Response:

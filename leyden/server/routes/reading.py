@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from fastapi import APIRouter
+from starlette.routing import Router
 
 from leyden.server.queries import Prune, Pruned, SpanQuery, Trace, TraceQuery
 from leyden.server.wire import Call, route
 from leyden.types import Span
 
-router = APIRouter()
+router = Router()
 
 
 @route(router, "POST", "/v1/spans/query")

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from fastapi import APIRouter
+from starlette.routing import Router
 
 from leyden.server import messages
 from leyden.server.wire import Call, route
 from leyden.types import Resources
 
-router = APIRouter()
+router = Router()
 
 
 @route(router, "POST", "/v1/resources")

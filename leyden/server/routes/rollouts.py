@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from fastapi import APIRouter
+from starlette.routing import Router
 
 from leyden.server import messages
 from leyden.server.queries import RolloutQuery
 from leyden.server.wire import Call, route
 from leyden.types import Attempt, AttemptBinding, Rollout
 
-router = APIRouter()
+router = Router()
 
 
 @route(router, "POST", "/v1/rollouts")

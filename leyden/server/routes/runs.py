@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from fastapi import APIRouter
+from starlette.routing import Router
 
 from leyden.server import messages
 from leyden.server.wire import Call, route
 from leyden.types import Record, Run
 
-router = APIRouter()
+router = Router()
 
 
 class _Page(Record):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from fastapi import APIRouter
+from starlette.routing import Router
 
 from leyden.errors import Forbidden
 from leyden.server.access import ANYBODY
 from leyden.server.tokens import NewToken, Token
 from leyden.server.wire import Call, route
 
-router = APIRouter()
+router = Router()
 
 
 @route(router, "POST", "/v1/tokens")

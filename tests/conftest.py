@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from leyden.process import end_leftovers, new_marker
 
 LONGEST = (
     "test_store_machine_postgres.py",
@@ -24,3 +28,11 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
+@pytest.fixture
+def marker() -> Iterator[str]:
+    """For the processes that a test starts: none may be left at its end."""
+    value = new_marker()
+    yield value
+    assert end_leftovers(value) == 0, "the test left processes behind"

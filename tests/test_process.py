@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-import textwrap
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from processkit import eventually, logged, python, start_parent
 
 from leyden.errors import Unavailable, UsageError
-from leyden.ports import check_port_free, reserve_port
 from leyden.process import (
     MARKER,
     PARENT_FD,
     child_env,
-    end_leftovers,
     find_by_marker,
     new_marker,
     spawn,
@@ -40,30 +35,6 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_n
 print("up", flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture
-def marker() -> Iterator[str]:
-    value = new_marker()
-    yield value
-    assert end_leftovers(value) == 0, "the test left processes behind"
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 30.0) -> None:
-    """For what no event announces: processes of other parents."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
-
-
-def python(code: str) -> list[str]:
-    return [sys.executable, "-c", textwrap.dedent(code)]
-
-
-def start_parent(marker: str, code: str) -> subprocess.Popen[bytes]:
-    """A parent process of its own, which spawns and then says so on stdout."""
-    return subprocess.Popen(python(code), env=os.environ | {"TEST_MARKER": marker}, stdout=subprocess.PIPE)
 
 
 def test_output_goes_to_the_log_and_the_tail_is_this_childs_own(tmp_path: Path, marker: str) -> None:
@@ -110,7 +81,7 @@ def test_stop_lets_the_child_end_in_good_order(tmp_path: Path, marker: str) -> N
 
     async def scenario() -> None:
         child = await spawn(python(code), marker=marker, log_path=tmp_path / "log")
-        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
+        await wait_ready(child, lambda: logged(child, "up"), 30, "the child")
         assert await child.stop() == 143
         assert child.tail(1) == "goodbye"
         assert await child.stop() == 143  # again is harmless
@@ -129,68 +100,10 @@ def test_a_child_that_is_stopped_while_it_ends_keeps_its_exit_status(marker: str
     assert {asyncio.run(scenario()) for _ in range(60)} <= {7, -signal.SIGTERM}
 
 
-WAITS = """
-import time
-from leyden.process import wait_for_release, watch_parent
-watch_parent()
-print("up", flush=True)
-wait_for_release()
-print("released", flush=True)
-"""
-
-
-def test_a_child_that_waits_for_its_release_goes_on_when_it_is_told_to(tmp_path: Path, marker: str) -> None:
-    async def scenario() -> None:
-        child = await spawn(python(WAITS), marker=marker, log_path=tmp_path / "log")
-        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
-        assert child.returncode is None and "released" not in child.tail()
-        child.release()
-        assert await child.wait() == 0
-        assert child.tail(1) == "released"
-        child.release()  # the dead do not mind
-        await child.stop()
-
-    asyncio.run(scenario())
-
-
-def test_a_release_before_the_child_waits_is_not_lost(tmp_path: Path, marker: str) -> None:
-    async def scenario() -> None:
-        child = await spawn(python(WAITS), marker=marker, log_path=tmp_path / "log")
-        child.release()
-        assert await child.wait() == 0
-        await child.stop()
-
-    asyncio.run(scenario())
-
-
-def test_a_child_that_waits_for_its_release_ends_when_it_is_stopped_and_with_its_parent(tmp_path: Path, marker: str) -> None:
-    async def scenario() -> None:
-        child = await spawn(python(WAITS), marker=marker, log_path=tmp_path / "log")
-        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
-        assert await child.stop() == 128 + signal.SIGTERM
-
-    asyncio.run(scenario())
-    code = f"""
-    import asyncio, os, sys
-    from leyden.process import spawn
-    async def go():
-        await spawn([sys.executable, "-c", {WAITS!r}], marker=os.environ["TEST_MARKER"])
-        print("up", flush=True)
-        await asyncio.sleep(600)
-    asyncio.run(go())
-    """
-    parent = start_parent(marker, code)
-    assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    eventually(lambda: not find_by_marker(marker))
-
-
 def test_stop_kills_a_child_that_ignores_the_signal(tmp_path: Path, marker: str) -> None:
     async def scenario() -> None:
         child = await spawn(python(IGNORES_TERM), marker=marker, log_path=tmp_path / "log")
-        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
+        await wait_ready(child, lambda: logged(child, "up"), 30, "the child")
         assert await child.stop(grace=0.1) == -signal.SIGKILL
 
     asyncio.run(scenario())
@@ -199,7 +112,7 @@ def test_stop_kills_a_child_that_ignores_the_signal(tmp_path: Path, marker: str)
 def test_a_cancelled_stop_kills_at_once(tmp_path: Path, marker: str) -> None:
     async def scenario() -> int:
         child = await spawn(python(IGNORES_TERM), marker=marker, log_path=tmp_path / "log")
-        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
+        await wait_ready(child, lambda: logged(child, "up"), 30, "the child")
         stop = asyncio.create_task(child.stop(grace=600))
         await asyncio.sleep(0)
         stop.cancel()
@@ -214,7 +127,7 @@ def test_stop_ends_a_grandchild_in_its_own_session(tmp_path: Path, marker: str) 
     async def scenario() -> None:
         child = await spawn(python(WITH_GRANDCHILD), marker=marker, log_path=tmp_path / "log")
         other = await spawn(SLEEP, marker=marker)
-        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
+        await wait_ready(child, lambda: logged(child, "up"), 30, "the child")
         assert len(find_by_marker(child.marker)) == 2
         await child.stop()
         assert find_by_marker(child.marker) == []
@@ -227,7 +140,7 @@ def test_stop_ends_a_grandchild_in_its_own_session(tmp_path: Path, marker: str) 
 def test_stop_ends_a_grandchild_whose_parent_is_already_dead(tmp_path: Path, marker: str) -> None:
     async def scenario() -> None:
         child = await spawn(python(WITH_GRANDCHILD), marker=marker, log_path=tmp_path / "log")
-        await wait_ready(child, lambda: _logged(child, "up"), 30, "the child")
+        await wait_ready(child, lambda: logged(child, "up"), 30, "the child")
         child.send_signal(signal.SIGKILL)
         await child.wait()
         assert len(find_by_marker(child.marker)) == 1
@@ -414,31 +327,3 @@ def test_a_child_that_never_gets_ready_is_reported_after_the_timeout(marker: str
 
     with pytest.raises(Unavailable, match=r"the engine was not ready within 0\.2 s"):
         asyncio.run(scenario())
-
-
-def test_a_taken_port_names_its_holder() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"port {port} is taken by \S+ \(pid {os.getpid()}\)") as caught:
-            check_port_free("127.0.0.1", port)
-        assert "--port" in (caught.value.hint or "")
-    check_port_free("127.0.0.1", port)
-
-
-def test_a_reserved_port_is_ours_alone_and_serves() -> None:
-    with reserve_port("127.0.0.1", 0) as reserved:
-        address = reserved.getsockname()
-        with pytest.raises(UsageError):
-            reserve_port(*address)
-        with socket.create_connection(address), reserved.accept()[0]:
-            pass
-
-
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("203.0.113.7", 4747), ("no such host", 4747)])
-def test_an_address_that_cannot_be_ours_is_a_usage_error(host: str, port: int) -> None:
-    with pytest.raises(UsageError, match="cannot listen on"):
-        check_port_free(host, port)
-
-
-async def _logged(child: object, line: str) -> bool:
-    return line in child.tail().splitlines()  # type: ignore[attr-defined]

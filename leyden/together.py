@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
 from leyden.errors import LeydenError
 
 T = TypeVar("T")
+_Item = tuple[T, asyncio.Future[None]]
 
 
 class Together(Generic[T]):
@@ -23,7 +23,7 @@ class Together(Generic[T]):
 
     def __init__(
         self,
-        send: Callable[[list[T]], Awaitable[Sequence[LeydenError | None]]],
+        send: Callable[[list[T]], Coroutine[Any, Any, Sequence[LeydenError | None]]],
         most: int,
         most_bytes: int,
         size: Callable[[T], int],
@@ -32,50 +32,50 @@ class Together(Generic[T]):
         self._send = send
         self._most, self._most_bytes, self._size = most, most_bytes, size
         self._overlap = overlap
-        self._waiting: deque[tuple[T, asyncio.Future[None]]] = deque()
-        self._sending: dict[asyncio.Task[None], int] = {}  # items in each request under way
+        self._waiting: list[_Item[T]] = []
+        self._sending: dict[asyncio.Task[Sequence[LeydenError | None]], list[_Item[T]]] = {}  # what each request under way carries
 
     async def add(self, item: T) -> None:
         """Returns once it is stored. Raises what it was refused for, or what was wrong with its request.
 
         An item whose adder is cancelled is sent nevertheless, like any request that is under way.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
         self._waiting.append((item, done))
-        asyncio.get_running_loop().call_soon(self._send_due)  # with all that comes in this step of the loop
+        loop.call_soon(self._send_due)  # with all that comes in this step of the loop
         await done
 
     def stop(self) -> None:
         """Whoever waits is cancelled."""
         for task in self._sending:
             task.cancel()
-        for _, done in self._waiting:
-            done.cancel()
-        self._waiting.clear()
+        _leave(self._waiting)
+        self._waiting = []
 
     def _send_due(self) -> None:
-        while self._waiting and (
-            not self._sending or (self._overlap and len(self._sending) == 1 and 2 * len(self._waiting) >= sum(self._sending.values()))
-        ):
+        while self._waiting and self._may_send():
             batch = self._take()
-            task = asyncio.create_task(self._send_batch(batch))
-            self._sending[task] = len(batch)
+            self._sending[task := asyncio.create_task(self._send([item for item, _ in batch]))] = batch
             task.add_done_callback(self._sent)
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        del self._sending[task]
-        self._send_due()
+    def _may_send(self) -> bool:
+        if not self._sending:
+            return True
+        (first, *others) = self._sending.values()
+        return self._overlap and not others and 2 * len(self._waiting) >= len(first)
 
-    async def _send_batch(self, batch: list[tuple[T, asyncio.Future[None]]]) -> None:
-        outcomes: Sequence[Exception | None]
-        try:
-            outcomes = await self._send([item for item, _ in batch])
-        except asyncio.CancelledError:
-            for _, done in batch:
-                done.cancel()
-            raise
-        except Exception as error:  # each adder has to deal with it
+    def _sent(self, task: asyncio.Task[Sequence[LeydenError | None]]) -> None:
+        batch = self._sending.pop(task)
+        if task.cancelled():  # by ``stop``, or because the loop ends: nothing more is sent
+            _leave(batch + self._waiting)
+            self._waiting = []
+            return
+        outcomes: Sequence[BaseException | None]
+        if (error := task.exception()) is not None:  # each adder has to deal with it
             outcomes = [error] * len(batch)
+        elif len(outcomes := task.result()) != len(batch):
+            outcomes = [RuntimeError(f"{len(outcomes)} outcomes of {len(batch)} items")] * len(batch)
         for (_, done), outcome in zip(batch, outcomes, strict=True):
             if done.done():  # its adder left
                 continue
@@ -83,13 +83,19 @@ class Together(Generic[T]):
                 done.set_result(None)
             else:
                 done.set_exception(outcome)
+        self._send_due()
 
-    def _take(self) -> list[tuple[T, asyncio.Future[None]]]:
-        batch: list[tuple[T, asyncio.Future[None]]] = []
-        room = self._most_bytes
-        while self._waiting and len(batch) < self._most:
-            room -= self._size(self._waiting[0][0])
-            if batch and room < 0:
+    def _take(self) -> list[_Item[T]]:
+        room, n = self._most_bytes, 0
+        for item, _ in self._waiting[: self._most]:
+            room -= self._size(item)
+            if n and room < 0:
                 break
-            batch.append(self._waiting.popleft())
+            n += 1
+        batch, self._waiting = self._waiting[:n], self._waiting[n:]
         return batch
+
+
+def _leave(items: Sequence[_Item[T]]) -> None:
+    for _, done in items:
+        done.cancel()

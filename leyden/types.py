@@ -274,7 +274,7 @@ class Generation(Record):
     request: dict[str, Any] = Field(default_factory=dict)
     response: dict[str, Any] | None = None  # the message, not the envelope
     started_at: int
-    latency: float  # seconds until the last byte
+    latency: float = Field(allow_inf_nan=False)  # seconds until the last byte
     audit: Audit | None = None  # None: recorded before there was one, or through an engine that gives no ids
     late: bool = False
 

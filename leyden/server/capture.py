@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,8 +26,10 @@ from leyden.server.operations import traces as trace_ops
 from leyden.server.operations.generations import Recorded
 from leyden.server.queries import SpanQuery, Trace, TraceQuery
 from leyden.server.rejected import Rejected
-from leyden.server.rows import Batch, batch_of_ends, batch_of_spans, generation_batch, span_batches
+from leyden.server.rows import MAX_BYTES, Batch, batch_of_ends, batch_of_spans, generation_batch, span_batches
 from leyden.types import Generation, LeaseRef, Mode, Rejection, Reward, RolloutState, Span
+
+log = logging.getLogger(__name__)
 
 
 class Capture:
@@ -69,18 +72,26 @@ class Capture:
     async def add_calls(self, calls: Sequence[messages.AddGenerations]) -> list[LeydenError | None]:
         """Each as ``add_generations``, and what came of it: None, or why it was refused. Raises what is wrong with all of them."""
         self._executor.check_growth()
-        small = all(_is_small(item) for call in calls for item in call.generations)
         try:
-            made = _recorded(calls) if small else await self.intake.work(_recorded, calls)
-            with self._room_for([batch for call in made for batch in (call.batch, call.beside)]):
-                await self._executor.write_together(generation_ops.add_generations, made, sum(call.size for call in made))
+            await self._add_together(calls)
+            return [None] * len(calls)
         except (Busy, Unavailable):
             raise
-        except LeydenError as error:
+        except Exception as error:
             if len(calls) == 1:
-                return [error]
-            return [outcome for outcomes in await asyncio.gather(*(self.add_calls([call]) for call in calls)) for outcome in outcomes]
-        return [None] * len(calls)
+                return [_told(error)]
+        return [outcome for outcomes in await asyncio.gather(*(self.add_calls([call]) for call in calls)) for outcome in outcomes]
+
+    async def _add_together(self, calls: Sequence[messages.AddGenerations]) -> None:
+        small = all(_is_small(item) for call in calls for item in call.generations)
+        parts = _recorded(calls) if small else await self.intake.work(_recorded, calls)
+        with self._room_for([batch for part in parts for call in part for batch in (call.batch, call.beside)]):
+            writing = [
+                self._executor.write_together(generation_ops.add_generations, part, sum(call.size for call in part)) for part in parts
+            ]
+            for outcome in await asyncio.gather(*writing, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
 
     @contextmanager
     def _room_for(self, batches: Sequence[Batch]) -> Iterator[None]:
@@ -145,16 +156,33 @@ FEW = 16  # spans: their rows are made sooner than a thread is found for it
 SMALL = 16 << 10  # characters, and ids: less work than to hand it to a thread and to wait for its turn there
 
 
-def _recorded(calls: Sequence[messages.AddGenerations]) -> list[Recorded]:
-    return [Recorded(call.ref, generation_batch(call.ref, call.generations), batch_of_spans(call.spans)) for call in calls]
+def _recorded(calls: Sequence[messages.AddGenerations]) -> list[list[Recorded]]:
+    """Cut where they are too much for one commit."""
+    parts: list[list[Recorded]] = []
+    room = 0
+    for call in calls:
+        made = Recorded(call.ref, generation_batch(call.ref, call.generations), batch_of_spans(call.spans))
+        room -= made.size
+        if room < 0:
+            parts.append([])
+            room = MAX_BYTES - made.size
+        parts[-1].append(made)
+    return parts
+
+
+def _told(error: Exception) -> LeydenError:
+    if isinstance(error, LeydenError):
+        return error
+    log.error("a call was not stored", exc_info=error)
+    return LeydenError("the store failed on this call", "see the store's log")
 
 
 def _is_small(item: Generation) -> bool:
-    messages = item.request.get("messages")
+    messages, tools = item.request.get("messages"), item.request.get("tools")
     texts = [message.get("content") for message in messages if isinstance(message, dict)] if isinstance(messages, list) else [messages]
     return (
         len(item.prompt_token_ids or ()) + len(item.response_token_ids or ()) <= SMALL
         and all(text is None or isinstance(text, str) for text in texts)
         and sum(len(text or "") for text in texts) <= SMALL
-        and len(item.request.get("tools") or ()) <= 32
+        and (tools is None or (isinstance(tools, list) and len(tools) <= 32))
     )

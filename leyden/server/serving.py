@@ -86,7 +86,6 @@ async def _serving(store: SQLStore, sock: socket.socket) -> AsyncIterator[Listen
         access_log=False,
         lifespan="off",
         ws="none",
-        proxy_headers=False,  # who is let in is told by a token, never by an address
         server_header=False,
         timeout_keep_alive=75,  # longer than a client's pause between two long polls
         timeout_graceful_shutdown=STOP_GRACE,

@@ -58,7 +58,7 @@ class SQLiteFile:
         self._readers_lock = threading.Lock()
         self._reading_stopped = False
         self._fold_at = 0.0  # when the log may be folded back next
-        self._logged = 0  # bytes of the log after the last commit: nobody else makes it grow
+        self._logged = 0  # bytes of the log when it was measured last: only this process makes it grow
         _make(path)
         try:
             self._writer = self._connect_writer()
@@ -154,8 +154,7 @@ class SQLiteFile:
     def tend(self, conn: Connection) -> None:
         """A checkpoint that waits for nobody starts the log anew only at a moment at which nobody reads: with many short reads that may
         never come (sqlite.org/wal.html, "Avoiding Excessively Large WAL Files")."""
-        self._logged = self._log_bytes()
-        if self._logged < WAL_FOLD_BYTES or time.monotonic() < self._fold_at:
+        if self._measure_log() < WAL_FOLD_BYTES or time.monotonic() < self._fold_at:
             return
         self._fold_at = time.monotonic() + WAL_FOLD_EVERY
         driver = conn.connection.dbapi_connection
@@ -169,13 +168,17 @@ class SQLiteFile:
             log.info("the log could not be folded back: %s", error)
         finally:
             driver.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
-            self._logged = self._log_bytes()
+            self._measure_log()
 
     def overgrown(self) -> str | None:
-        if self._logged < WAL_MOST_BYTES:
+        if self._logged < WAL_MOST_BYTES or self._measure_log() < WAL_MOST_BYTES:
             return None
         grown = f"the database's write-ahead log has {self._logged >> 20} MiB"
         return f"{grown}, since another process has been reading one snapshot of it for long"
+
+    def _measure_log(self) -> int:
+        self._logged = self._log_bytes()
+        return self._logged
 
     def _log_bytes(self) -> int:
         try:

@@ -9,9 +9,11 @@ import pytest
 from storekit import Kit, make_generation, make_span, run, task
 
 from leyden.errors import InvalidRequest, LeaseLost, LeydenError, Unavailable
+from leyden.server import capture, messages
 from leyden.server.client import StoreClient
+from leyden.server.rows import Batch
 from leyden.together import Together
-from leyden.types import LeaseRef
+from leyden.types import Generation, LeaseRef
 
 MOST_BYTES = 1000
 
@@ -138,6 +140,101 @@ def test_one_that_leaves_takes_nobody_along_and_a_stop_leaves_nobody_waiting() -
         assert flying.cancelled() and waiting.cancelled()
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_stop_at_any_moment_leaves_nobody_waiting(steps: int) -> None:
+    async def go() -> None:
+        together = Together(Sender(), 64, MOST_BYTES, len)
+        adding = asyncio.create_task(together.add(b"1"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        together.stop()
+        if steps:  # else it was not even added
+            await asyncio.wait({adding}, timeout=5)
+            assert adding.cancelled()
+        adding.cancel()
+
+    asyncio.run(go())
+
+
+def test_a_loop_that_ends_sends_nothing_more() -> None:
+    sender = Sender()
+
+    async def go() -> None:
+        together = Together(sender, 2, MOST_BYTES, len)
+        adding = [asyncio.create_task(together.add(b"%d" % n)) for n in range(8)]
+        await settled()
+        assert len(sender.sent) == 1 and not any(task.done() for task in adding)
+
+    asyncio.run(go())
+    assert len(sender.sent) == 1
+
+
+def test_an_answer_that_leaves_some_out_is_an_error_to_all() -> None:
+    async def go() -> None:
+        async def send(items: list[bytes]) -> Sequence[LeydenError | None]:
+            return [None]
+
+        together = Together(send, 64, MOST_BYTES, len)
+        outcomes = await asyncio.gather(*(together.add(b"%d" % n) for n in range(3)), return_exceptions=True)
+        assert [str(outcome) for outcome in outcomes] == ["1 outcomes of 3 items"] * 3
+
+    asyncio.run(go())
+
+
+def test_a_call_on_which_the_store_fails_costs_only_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_rows = capture.generation_batch
+
+    def fails_on_one(ref: LeaseRef, generations: Sequence[Generation]) -> Batch:
+        if generations[0].id == "g-1":
+            raise TypeError("a bug")
+        return make_rows(ref, generations)
+
+    async def check(kit: Kit) -> None:
+        monkeypatch.setattr(capture, "generation_batch", fails_on_one)
+        await kit.store.enqueue([task(n) for n in range(4)])
+        leases = await kit.store.claim("w", 4)
+        adding = [kit.store.add_generations(lease.ref, [make_generation(lease.ref, f"g-{n}")]) for n, lease in enumerate(leases)]
+        outcomes = await asyncio.gather(*adding, return_exceptions=True)
+        assert str(outcomes.pop(1)) == "the store failed on this call" and outcomes == [None] * 3
+        found = await kit.store.list_generations([lease.rollout.id for lease in leases])
+        assert {row.id for row in found} == {"g-0", "g-2", "g-3"}
+
+    run(check, kind)
+
+
+def test_of_two_attempts_that_claim_one_generation_at_once_the_second_is_told(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task(n) for n in range(2)])
+        refs = [lease.ref for lease in await kit.store.claim("w", 2)]
+        adding = [kit.store.add_generations(ref, [make_generation(ref, "g")]) for ref in refs]
+        outcomes = await asyncio.gather(*adding, return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Conflict", "NoneType"]
+        (row,) = await kit.store.list_generations([ref.rollout_id for ref in refs])
+        assert row.rollout_id == refs[outcomes.index(None)].rollout_id
+
+    run(check, kind)
+
+
+def test_a_request_of_many_calls_is_cut_into_commits_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task()])
+        (lease,) = await kit.store.claim("w", 1)
+        large = [make_generation(lease.ref, f"g-{n}", request={"messages": [{"role": "user", "content": "x" * 4000}]}) for n in range(8)]
+        calls = [messages.AddGenerations(ref=lease.ref, generations=[one]) for one in large]
+        size = batch_of_calls(lease.ref, large) // 4
+        monkeypatch.setattr(capture, "MAX_BYTES", size)
+        before = kit.sql._executor.metrics.batch_operations.total
+        assert await kit.sql.add_calls(calls) == [None] * 8
+        assert 4 <= kit.sql._executor.metrics.batch_operations.total - before <= 8
+        assert len(await kit.store.list_generations([lease.rollout.id])) == 8
+
+    run(check, "sqlite")
+
+
+def batch_of_calls(ref: LeaseRef, generations: Sequence[Generation]) -> int:
+    return capture.generation_batch(ref, generations).size
 
 
 @pytest.mark.parametrize("kind", ["http-sqlite", "http-postgres"])

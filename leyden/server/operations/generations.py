@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import String, bindparam, insert, select
 
@@ -43,15 +44,21 @@ class Recorded:
 
 def add_generations(tx: Transaction, calls: Sequence[Recorded]) -> None:
     """All or none, of however many leases."""
-    held = holders(tx, {call.ref for call in calls})
-    late = {call.ref: call.ref not in held and is_late(tx, call.ref) for call in calls}
-    new = {row["id"]: {**row, "late": late[call.ref]} for call in calls for row in call.batch.rows}
+    refs = sorted({call.ref for call in calls}, key=lambda ref: (ref.rollout_id, ref.attempt))
+    held = holders(tx, refs)
+    late = {ref: ref not in held and is_late(tx, ref) for ref in refs}
+    new: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        for row in call.batch.rows:
+            first = new.setdefault(row["id"], {**row, "late": late[call.ref]})
+            if (first["rollout_id"], first["attempt"]) != (row["rollout_id"], row["attempt"]):
+                raise _taken(row["id"])
     ids = list(new)
     for start in range(0, len(ids), CHUNK):
-        for row in tx.conn.execute(_KNOWN, {"ids": ids[start : start + CHUNK]}).all():
-            again = new.pop(row.id)
-            if (row.rollout_id, row.attempt) != (again["rollout_id"], again["attempt"]):
-                raise Conflict(f"generation {row.id} already belongs to another attempt")
+        for known in tx.conn.execute(_KNOWN, {"ids": ids[start : start + CHUNK]}).all():
+            again = new.pop(known.id)
+            if (known.rollout_id, known.attempt) != (again["rollout_id"], again["attempt"]):
+                raise _taken(known.id)
     if new:
         store_pieces(tx, generations, new.values(), {key: piece for call in calls for key, piece in call.batch.pieces.items()})
         _INSERT.run(tx, list(new.values()))
@@ -65,6 +72,10 @@ def add_generations(tx: Transaction, calls: Sequence[Recorded]) -> None:
     insert_spans(tx, beside.rows, beside)
     if new:
         audits.count_new(tx, new.values(), {row.id: row for row in held.values()})
+
+
+def _taken(generation_id: str) -> Conflict:
+    return Conflict(f"generation {generation_id} already belongs to another attempt")
 
 
 def list_generations(tx: Transaction, rollout_ids: Sequence[str], attempt: int | None) -> list[Generation]:

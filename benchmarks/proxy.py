@@ -3,7 +3,7 @@
     python benchmarks/proxy.py --json FILE
 
 Every part is a process of its own: the engine, the proxy, the load. Ours records each call in a durable store on disk before its last
-byte leaves: "leyden" in a ``leyden store``, as under ``leyden train``; "inside" in one within its own process, as under ``leyden eval``.
+byte leaves: "leyden" in a ``leyden store``, as a ``Trainer`` has it; "inside" in one within its own process, as under ``leyden eval``.
 Theirs records in its store in memory. Each prompt's last message is its own; what is before it, most of the prompt, is the same.
 ``cores`` is what the load took of the machine. "adds": times less those without a proxy, at as many connections. Theirs gets an
 environment of its own (agentlightning 0.3.0, litellm 1.80.10, opentelemetry-sdk 1.39.1), made at the first run; where that fails, only

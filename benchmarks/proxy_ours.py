@@ -1,6 +1,6 @@
 """Our proxy, recording in a durable store on disk: ``python proxy_ours.py UPSTREAM DIR ATTEMPTS STORE``.
 
-``STORE``: ``apart``, a ``leyden store`` of its own, as under ``leyden train``; or ``inside``, in the proxy's process, as under
+``STORE``: ``apart``, a ``leyden store`` of its own, as a ``Trainer`` has it; or ``inside``, in the proxy's process, as under
 ``leyden eval``.
 """
 

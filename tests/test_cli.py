@@ -103,6 +103,7 @@ def test_the_version_is_data(capsys: pytest.CaptureFixture[str]) -> None:
         (["stor"], "no verb 'stor'", "did you mean leyden store?"),
         (["frobnicate"], "no verb 'frobnicate'", "see leyden --help"),
         (["models", "lst"], "no such command 'lst'", "did you mean list?"),
+        (["quarantine", "lsit"], "no such command 'lsit'", "did you mean list?"),
         (["models"], "missing command", "see leyden models --help"),
         (["store", "--prt", "1"], "no such option: --prt (Possible options: --port)", "see leyden store --help"),
         (["store", "--port", "many"], "invalid value for '--port'", "see leyden store --help"),

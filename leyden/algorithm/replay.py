@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -94,9 +94,16 @@ class Replay:
         }
 
 
-async def replay(run: RunDir, store: Store, chosen: Chosen, rows: Mapping[str, Any], attribution: Mapping[str, Any]) -> Replay:
+async def replay(
+    run: RunDir,
+    store: Store,
+    chosen: Chosen,
+    rows: Mapping[str, Any],
+    attribution: Mapping[str, Any],
+    on_attempt: Callable[[], None] = lambda: None,
+) -> Replay:
     """Build the rows of the attempts behind the chosen entries, and tell those that pass now from the rest. ``rows`` (``RowsConfig``) and
-    ``attribution`` (``Attribution``): what is other than it was at the collection.
+    ``attribution`` (``Attribution``): what is other than it was at the collection. ``on_attempt`` is called for each that has been read.
 
     Raises ``NotFound`` where the checkpoint that collected them is gone.
     """
@@ -106,7 +113,7 @@ async def replay(run: RunDir, store: Store, chosen: Chosen, rows: Mapping[str, A
         assert manifest is not None
         inputs = manifest["inputs"]
         checkpoint = Registry(run.models).get(inputs["version"])
-        generations, rewards = await read_attempts(store, entries)
+        generations, rewards = await read_attempts(store, entries, on_attempt)
         crop = harvest(
             generations,
             rewards,
@@ -120,7 +127,9 @@ async def replay(run: RunDir, store: Store, chosen: Chosen, rows: Mapping[str, A
     return replayed
 
 
-async def read_attempts(store: Store, entries: Iterable[Quarantined]) -> tuple[list[Generation], list[Reward]]:
+async def read_attempts(
+    store: Store, entries: Iterable[Quarantined], on_attempt: Callable[[], None] = lambda: None
+) -> tuple[list[Generation], list[Reward]]:
     """Every call and reward of the attempts that the entries name."""
     by_number: dict[int, dict[str, None]] = {}
     for entry in entries:
@@ -131,6 +140,8 @@ async def read_attempts(store: Store, entries: Iterable[Quarantined]) -> tuple[l
         for batch in batches(list(ids), READ_BATCH):
             generations += [one for one in await read_generations(store, batch, number) if not one.late]
             rewards += await store.list_rewards(batch, number)
+            for _ in batch:
+                on_attempt()
     return generations, rewards
 
 

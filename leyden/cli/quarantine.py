@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class _ListsARun(TyperGroup):
-    """``leyden quarantine RUN`` is ``leyden quarantine list RUN``."""
+    """``leyden quarantine RUN`` is ``leyden quarantine list RUN``, unless RUN looks like a mistyped command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and (args[0] in self.commands or args[0] in ("-h", "--help"))
+        named = bool(args) and (args[0] in ("-h", "--help") or bool(get_close_matches(args[0], self.commands, n=1, cutoff=0.7)))
         return super().parse_args(ctx, args if named else ["list", *args])
 
 
@@ -109,6 +110,7 @@ def replay(
     from leyden.algorithm.replay import check_dataset, write_replay
     from leyden.algorithm.replay import replay as again
     from leyden.algorithm.sft.rundir import RunDir
+    from leyden.cli.progress import Progress
 
     directory = RunDir.find(runs, run)
     if output is not None:
@@ -117,7 +119,9 @@ def replay(
     ways = {"max_tokens": max_tokens, "truncate": _truncate(truncate), "keep_truncated": keep_truncated or None}
     rows = _given(ways | {"any_template": any_template or None})
     attribution = _given({"policy": _policy(reward_policy), "gamma": gamma})
-    replayed = _with_store(directory, store, lambda opened: again(directory, opened, found, rows, attribution))
+    attempts = {(entry.rollout_id, entry.attempt) for _, entries in found for entry in entries}
+    progress = Progress("attempts read", len(attempts))
+    replayed = _with_store(directory, store, lambda opened: again(directory, opened, found, rows, attribution, progress.step))
     settings = {"rows": rows, "attribution": attribution}
     written = output is not None and write_replay(output, directory, replayed, settings)
     if as_json:
@@ -214,8 +218,6 @@ def _truncate(name: str | None) -> str | None:
 
 def _one_of(name: str, known: Sequence[str], what: str) -> str:
     if name not in known:
-        from difflib import get_close_matches
-
         from leyden.errors import UsageError
 
         near = get_close_matches(name, known, n=1)

@@ -15,6 +15,7 @@ from leyden.algorithm.refusals import by_reason
 from leyden.algorithm.rows import IGNORED, RowsConfig
 from leyden.algorithm.sft.settings import SFTConfig
 from leyden.audit import Audit, Finding
+from leyden.cli import progress
 from leyden.environments.exports.sidecar import read_sidecar
 from leyden.types import Mode
 
@@ -150,6 +151,13 @@ def test_a_replay_that_releases_nothing_leaves_no_file(played, capsys, tmp_path)
     out, err = ask(played, capsys, "replay", "--output", path)
     assert out == "" and "0 of 16 calls in quarantine pass now" in err and "nothing written" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replay_that_takes_long_says_how_far_it_is(played, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", -1.0)
+    said = [line for line in ask(played, capsys, "replay", "--keep-truncated")[1].splitlines() if line.endswith("attempts read")]
+    attempts = int(said[0].split()[2])
+    assert said == [f"{n} of {attempts} attempts read" for n in range(1, attempts + 1)]
 
 
 def test_a_replay_may_also_leave_more_out(played, capsys):

@@ -15,6 +15,7 @@ from leyden.environments.attempt import AttemptResult, StopReason
 from leyden.environments.output import RunOutput, RunStatus, ToolCall, ToolOutcome
 from leyden.environments.score import Score
 from leyden.errors import UsageError
+from leyden.record import CACHE_STRINGS
 
 RECORD = "leyden.attempt"  # the name of the span that holds the record of a stored attempt
 RECORD_ATTRIBUTE = "leyden.record"
@@ -69,7 +70,7 @@ def decode_attempt(data: bytes | str | Mapping[str, Any], output_type: Any = Non
 def parse(data: bytes | str) -> Any:
     """What ``encode`` wrote. Raises ``ValueError``."""
     try:
-        return from_json(data)
+        return from_json(data, cache_strings=CACHE_STRINGS)
     except ValueError:
         return json.loads(data)  # it takes lone surrogates
 

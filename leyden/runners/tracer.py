@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
+from leyden.record import CACHE_STRINGS
 from leyden.server.codec import without_surrogates
 from leyden.types import Rollout, Span
 
@@ -159,7 +160,7 @@ def jsonable(value: Any, around: tuple[int, ...] = ()) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: jsonable(getattr(value, field.name, None), inside) for field in fields(value)}
     try:
-        return from_json(to_json(value, inf_nan_mode="constants", bytes_mode="base64", fallback=_text))
+        return from_json(to_json(value, inf_nan_mode="constants", bytes_mode="base64", fallback=_text), cache_strings=CACHE_STRINGS)
     except ValueError:
         return _text(value)
 

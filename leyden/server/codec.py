@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from leyden.errors import InvalidRequest
+from leyden.record import CACHE_STRINGS
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
@@ -50,7 +51,7 @@ def encode(value: Any) -> bytes:
 
 def decode(data: bytes) -> Any:
     try:
-        return from_json(data)
+        return from_json(data, cache_strings=CACHE_STRINGS)
     except ValueError:  # it stops at a depth of 200, ``encode`` at 254
         return json.loads(data)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from leyden.audit import CallAudit
 from leyden.errors import LeydenError
+from leyden.record import CACHE_STRINGS
 from leyden.server.interface import MAX_CALLS, MAX_ENDS
 from leyden.server.queries import MAX_IDS, Trace
 from leyden.server.tokens import Token
@@ -33,6 +34,8 @@ from leyden.types import (
     Verdict,
     Worker,
 )
+
+T = TypeVar("T")
 
 
 class Enqueue(Record):
@@ -187,19 +190,26 @@ class FinishRun(Record):
     summary: dict[str, Any] | None = None
 
 
-ROLLOUTS = TypeAdapter(list[Rollout])
-ATTEMPTS = TypeAdapter(list[Attempt])
-LEASES = TypeAdapter(list[Lease])
-VERDICTS = TypeAdapter(list[Verdict])
-SPANS = TypeAdapter(list[Span])
-TRACES = TypeAdapter(list[Trace])
-GENERATIONS = TypeAdapter(list[Generation])
-AUDITS = TypeAdapter(list[CallAudit])
-REWARDS = TypeAdapter(list[Reward])
-REJECTIONS = TypeAdapter(list[Rejection])
-WORKERS = TypeAdapter(list[Worker])
-RUNS = TypeAdapter(list[Run])
-QUEUES = TypeAdapter(list[Queue])
-TOKENS = TypeAdapter(list[Token])
+_CONFIG = ConfigDict(cache_strings=CACHE_STRINGS)
+
+
+def _list_of(kind: type[T]) -> TypeAdapter[list[T]]:
+    return TypeAdapter(list[kind], config=_CONFIG)  # type: ignore[valid-type]
+
+
+ROLLOUTS = _list_of(Rollout)
+ATTEMPTS = _list_of(Attempt)
+LEASES = _list_of(Lease)
+VERDICTS = _list_of(Verdict)
+SPANS = _list_of(Span)
+TRACES = _list_of(Trace)
+GENERATIONS = _list_of(Generation)
+AUDITS = _list_of(CallAudit)
+REWARDS = _list_of(Reward)
+REJECTIONS = _list_of(Rejection)
+WORKERS = _list_of(Worker)
+RUNS = _list_of(Run)
+QUEUES = _list_of(Queue)
+TOKENS = _list_of(Token)
 NUMBER = TypeAdapter(int)
-REFUSALS = TypeAdapter(list[Refusal | None])
+REFUSALS = TypeAdapter(list[Refusal | None], config=_CONFIG)

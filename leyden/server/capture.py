@@ -163,7 +163,7 @@ def _recorded(calls: Sequence[messages.AddGenerations]) -> list[list[Recorded]]:
     for call in calls:
         made = Recorded(call.ref, generation_batch(call.ref, call.generations), batch_of_spans(call.spans))
         room -= made.size
-        if room < 0:
+        if not parts or room < 0:
             parts.append([])
             room = MAX_BYTES - made.size
         parts[-1].append(made)

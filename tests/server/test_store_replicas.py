@@ -80,20 +80,29 @@ def test_a_notification_that_got_lost_delays_a_waiter_by_seconds(monkeypatch: py
 @pytest.mark.usefixtures("no_net")
 def test_many_commits_are_one_notification() -> None:
     async def check(first: Kit, second: Kit) -> None:
-        def listen() -> list[str]:
-            with psycopg.connect(first.sql._database.conninfo, autocommit=True) as conn:  # type: ignore[attr-defined]
-                conn.execute(f"LISTEN {first.sql._replicas._channel}")  # type: ignore[union-attr]
-                listening.set()
-                return [notice.payload for notice in conn.notifies(timeout=2.0)]
-
-        listening = asyncio.Event()
+        channel, conninfo = first.sql._replicas._channel, first.sql._database.conninfo  # type: ignore[union-attr, attr-defined]
         loop = asyncio.get_running_loop()
-        listening.set, plain = lambda: loop.call_soon_threadsafe(plain), listening.set  # type: ignore[method-assign]
-        heard = asyncio.create_task(asyncio.to_thread(listen))
+        listening, told = asyncio.Event(), asyncio.Event()
+
+        def listen() -> int:
+            with psycopg.connect(conninfo, autocommit=True) as conn:
+                conn.execute(f"LISTEN {channel}")
+                loop.call_soon_threadsafe(listening.set)
+                for n, notice in enumerate(conn.notifies()):
+                    if notice.payload == "the end":
+                        return n
+                    loop.call_soon_threadsafe(told.set)
+            raise AssertionError("the connection was closed")
+
+        hearing = asyncio.create_task(asyncio.to_thread(listen))
         await listening.wait()
+        began = loop.time()
         await asyncio.gather(*(second.store.enqueue([task(i)]) for i in range(200)))
-        notices = await heard
-        assert 1 <= len(notices) <= 100, "at most one in 30 ms"
+        await told.wait()
+        with psycopg.connect(conninfo, autocommit=True) as conn:
+            conn.execute("SELECT pg_notify(%s, 'the end')", [channel])
+        heard = await hearing
+        assert 1 <= heard <= 1 + (loop.time() - began) / replicas.QUIET
 
     run_two(check)
 

@@ -233,6 +233,16 @@ def test_a_request_of_many_calls_is_cut_into_commits_of_bounded_size(monkeypatch
     run(check, "sqlite")
 
 
+def test_a_call_that_sampled_nothing_is_no_failure(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task()])
+        (lease,) = await kit.store.claim("w", 1)
+        await kit.store.add_generations(lease.ref, [])
+        assert await kit.store.list_generations([lease.rollout.id]) == []
+
+    run(check, kind)
+
+
 def batch_of_calls(ref: LeaseRef, generations: Sequence[Generation]) -> int:
     return capture.generation_batch(ref, generations).size
 

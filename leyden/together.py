@@ -56,7 +56,7 @@ class Together(Generic[T]):
     def _send_due(self) -> None:
         while self._waiting and self._may_send():
             batch = self._take()
-            self._sending[task := asyncio.create_task(self._send([item for item, _ in batch]))] = batch
+            self._sending[task := asyncio.create_task(self._send_batch(batch))] = batch
             task.add_done_callback(self._sent)
 
     def _may_send(self) -> bool:
@@ -65,17 +65,20 @@ class Together(Generic[T]):
         (first, *others) = self._sending.values()
         return self._overlap and not others and 2 * len(self._waiting) >= len(first)
 
+    async def _send_batch(self, batch: list[_Item[T]]) -> Sequence[LeydenError | None]:
+        outcomes = await self._send([item for item, _ in batch])
+        if len(outcomes) != len(batch):
+            raise LeydenError(f"{len(outcomes)} outcomes of {len(batch)} items", "check that both sides run the same version")
+        return outcomes
+
     def _sent(self, task: asyncio.Task[Sequence[LeydenError | None]]) -> None:
         batch = self._sending.pop(task)
         if task.cancelled():  # by ``stop``, or because the loop ends: nothing more is sent
             _leave(batch + self._waiting)
             self._waiting = []
             return
-        outcomes: Sequence[BaseException | None]
-        if (error := task.exception()) is not None:  # each adder has to deal with it
-            outcomes = [error] * len(batch)
-        elif len(outcomes := task.result()) != len(batch):
-            outcomes = [RuntimeError(f"{len(outcomes)} outcomes of {len(batch)} items")] * len(batch)
+        error = task.exception()  # each adder has to deal with it
+        outcomes: Sequence[BaseException | None] = task.result() if error is None else [error] * len(batch)
         for (_, done), outcome in zip(batch, outcomes, strict=True):
             if done.done():  # its adder left
                 continue

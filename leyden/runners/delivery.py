@@ -24,7 +24,7 @@ async def send(store: Store, ref: LeaseRef, spans: Sequence[bytes]) -> list[str]
         raise
     except (InvalidRequest, TooLarge) as error:
         if len(spans) == 1:
-            return [f"{from_json(spans[0])['name']}: {error.message}"]
+            return [f"{from_json(spans[0], cache_strings=False)['name']}: {error.message}"]
         half = len(spans) // 2
         return await send(store, ref, spans[:half]) + await send(store, ref, spans[half:])
     except LeydenError as error:  # it knows no such attempt (any more): that is so for all of them

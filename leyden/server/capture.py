@@ -70,28 +70,31 @@ class Capture:
                 raise error
 
     async def add_calls(self, calls: Sequence[messages.AddGenerations]) -> list[LeydenError | None]:
-        """Each as ``add_generations``, and what came of it: None, or why it was refused. Raises what is wrong with all of them."""
+        """Each as ``add_generations``, and what came of it: None, or why it was refused. Raises ``Busy`` and ``Unavailable``: then all are
+        to be sent again."""
         self._executor.check_growth()
+        small = all(_is_small(item) for call in calls for item in call.generations)
         try:
-            await self._add_together(calls)
+            parts = _recorded(calls) if small else await self.intake.work(_recorded, calls)
+        except Unavailable:
+            raise
+        except Exception as error:
+            if len(calls) == 1:
+                return [_told(error)]
+            return [outcome for call in calls for outcome in await self.add_calls([call])]
+        with self._room_for([batch for part in parts for call in part for batch in (call.batch, call.beside)]):
+            return [outcome for part in parts for outcome in await self._store_calls(part)]
+
+    async def _store_calls(self, calls: Sequence[Recorded]) -> list[LeydenError | None]:
+        try:
+            await self._executor.write_together(generation_ops.add_generations, calls, sum(call.size for call in calls))
             return [None] * len(calls)
         except (Busy, Unavailable):
             raise
         except Exception as error:
             if len(calls) == 1:
                 return [_told(error)]
-        return [outcome for outcomes in await asyncio.gather(*(self.add_calls([call]) for call in calls)) for outcome in outcomes]
-
-    async def _add_together(self, calls: Sequence[messages.AddGenerations]) -> None:
-        small = all(_is_small(item) for call in calls for item in call.generations)
-        parts = _recorded(calls) if small else await self.intake.work(_recorded, calls)
-        with self._room_for([batch for part in parts for call in part for batch in (call.batch, call.beside)]):
-            writing = [
-                self._executor.write_together(generation_ops.add_generations, part, sum(call.size for call in part)) for part in parts
-            ]
-            for outcome in await asyncio.gather(*writing, return_exceptions=True):
-                if outcome is not None:
-                    raise outcome
+        return [outcome for outcomes in await asyncio.gather(*(self._store_calls([call]) for call in calls)) for outcome in outcomes]
 
     @contextmanager
     def _room_for(self, batches: Sequence[Batch]) -> Iterator[None]:

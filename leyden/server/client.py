@@ -391,7 +391,7 @@ def _checked(model: type[M], values: dict[str, Any]) -> M:
 def _error(url: str, response: Response, content: bytes) -> LeydenError:
     """The error the store raised, as far as this answer is the store's."""
     try:
-        said = from_json(content)["error"]
+        said = from_json(content, cache_strings=False)["error"]
         kind, message, hint = _ERRORS.get(said["code"], LeydenError), said["message"], said["hint"]
     except (ValueError, KeyError, TypeError):
         return Unavailable(f"{url} answered {response.status}, which is not a store's answer", "check the store's URL")

@@ -263,15 +263,14 @@ class Executor:
         return Unavailable(message, f"look after the database: {self._database.label}")
 
     def _until_settled(self, attempt: Callable[[], T]) -> T:
-        """``attempt``, again and again while it fails for passing reasons; once while the store closes, else at least twice: the first may
-        have stood still for longer than our patience."""
-        deadline, tried, pause = time.monotonic() + PATIENCE, 0, 0.005
+        """``attempt``, again and again while it fails for passing reasons; once while the store closes."""
+        deadline = time.monotonic() + PATIENCE
+        pause = 0.005
         while True:
-            tried += 1
             try:
                 return attempt()
             except Exception as error:
-                if not self._database.is_passing(error) or (tried > 1 and time.monotonic() > deadline) or self._closed:
+                if not self._database.is_passing(error) or time.monotonic() > deadline or self._closed:
                     raise
                 log.info("once more: %s", self._database.describe(error))
             time.sleep(pause * random.random())

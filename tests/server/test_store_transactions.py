@@ -97,16 +97,6 @@ def test_a_reason_that_does_not_pass_is_told_after_a_while(monkeypatch: pytest.M
     run(check, "postgres")
 
 
-def test_a_transaction_that_stood_still_for_longer_than_our_patience_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "PATIENCE", -1.0)
-
-    async def check(kit: Kit) -> None:
-        made = await kit.sql._executor.write(Counted(errors.IdleInTransactionSessionTimeout("x")))
-        assert [rollout.id for rollout in await kit.store.list_rollouts()] == [made.id]
-
-    run(check, "postgres")
-
-
 def test_connections_that_the_server_ends_cost_nothing_but_time() -> None:
     async def check(kit: Kit) -> None:
         def end_all() -> None:

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
+from leyden.environments import stored
+from leyden.runners.tracer import jsonable
 from leyden.server import codec, messages
 
 N = 4000
 MOST = 20_000  # bytes; pydantic's own cache would keep 300,000
 
+
+def _reads(adapter: TypeAdapter[object]) -> Callable[[str], object]:
+    def read(name: str) -> None:
+        with suppress(ValidationError):  # it is none of its records, but it was read
+            adapter.validate_json(f'["{name}"]')
+
+    return read
+
+
 READERS: dict[str, Callable[[str], object]] = {
-    "a list of records": lambda name: messages.REJECTIONS.validate_json(_rejection(name)),
+    **{name: _reads(value) for name, value in vars(messages).items() if isinstance(value, TypeAdapter) and name != "NUMBER"},
     "a record": lambda name: messages.Resolve.model_validate_json(f'{{"key":"{name}"}}'),
     "a value": lambda name: codec.decode(f'["{name}"]'.encode()),
+    "a stored attempt": lambda name: stored.parse(f'["{name}"]'),
+    "an attribute": lambda name: jsonable(messages.Resolve(key=name)),
 }
-
-
-def _rejection(name: str) -> bytes:
-    return f'[{{"source":"{name}","reason":"r","n":1,"example":"e","last_at":1}}]'.encode()
 
 
 @pytest.mark.parametrize("reader", READERS)

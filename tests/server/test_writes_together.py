@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from storekit import Kit, make_generation, make_span, run, task
 
-from leyden.errors import InvalidRequest, LeaseLost, LeydenError, Unavailable
+from leyden.errors import Conflict, InvalidRequest, LeaseLost, LeydenError, Unavailable
 from leyden.server import capture, messages
 from leyden.server.client import StoreClient
 from leyden.server.rows import Batch
@@ -241,6 +241,22 @@ def test_a_call_that_sampled_nothing_is_no_failure(kind: str) -> None:
         assert await kit.store.list_generations([lease.rollout.id]) == []
 
     run(check, kind)
+
+
+def test_of_a_request_that_is_cut_only_what_was_refused_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task(n) for n in range(2)])
+        first, second = (lease.ref for lease in await kit.store.claim("w", 2))
+        await kit.store.add_generations(first, [make_generation(first, "taken")])
+        made = [make_generation(second, name) for name in ("a", "b", "taken", "c")]
+        monkeypatch.setattr(capture, "MAX_BYTES", 1)
+        before = kit.sql._executor.metrics.bytes
+        outcomes = await kit.sql.add_calls([messages.AddGenerations(ref=second, generations=[one]) for one in made])
+        assert [type(outcome) for outcome in outcomes] == [type(None), type(None), Conflict, type(None)]
+        stored = sum(batch_of_calls(second, [one]) for one in made if one.id != "taken")
+        assert kit.sql._executor.metrics.bytes - before == stored
+
+    run(check, "sqlite")
 
 
 def batch_of_calls(ref: LeaseRef, generations: Sequence[Generation]) -> int:

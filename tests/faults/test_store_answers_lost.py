@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from starlette.routing import Route
@@ -144,18 +143,9 @@ def generation(ref: LeaseRef, i: int) -> Generation:
 async def mutating_routes() -> dict[str, re.Pattern[str]]:
     """Name → the paths of every route that changes something."""
     async with await SQLStore.open() as store:
-        routes = list(flat(create_app(store).routes))
+        routes = cast(list[Route], create_app(store).routes)
     changing = [route for route in routes if (route.methods or set()) - {"GET", "HEAD"} and route.name not in READING | CLOSING]
     return {route.name: route.path_regex for route in changing}
-
-
-def flat(routes: Iterable[Any]) -> Iterator[Route]:
-    """FastAPI keeps an included router as one entry."""
-    for route in routes:
-        if isinstance(route, Route):
-            yield route
-        else:
-            yield from flat(route.original_router.routes)
 
 
 def name_of(request: Request, routes: dict[str, re.Pattern[str]]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import secrets
+import time
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -14,6 +16,15 @@ CACHE_STRINGS: Literal["keys"] = "keys"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _clean = BeforeValidator(lambda text: _SURROGATE.sub("\ufffd", text) if isinstance(text, str) and not text.isascii() else text)
 ShortText = Annotated[str, _clean, Field(max_length=256)]  # as long as an index can hold, without lone surrogates
+
+
+def new_id(digits: int = 24) -> str:
+    """So many hexadecimal digits that nobody else has: 48 bits of time in milliseconds, as in a UUIDv7 (RFC 9562, 5.7), then random ones.
+
+    What is made together lies together in an index of such ids. Without an order each would put a page of its own into every commit; a
+    claim then takes half as long again, and more in a large store (measured).
+    """
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex((digits - 12) // 2)}"
 
 
 class Record(BaseModel):

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from secrets import token_hex
 from typing import Any, Literal
 
 from leyden.audit import Audit, Continuity
@@ -19,6 +18,7 @@ from leyden.proxy.deployments import Deployment
 from leyden.proxy.exact import ExactUpstream
 from leyden.proxy.passthrough import PassThrough
 from leyden.proxy.trail import Place
+from leyden.record import new_id
 from leyden.types import Generation, LeaseRef, Span
 
 # Parts of a request that say what was asked; what is left, but for the envelope, is how it was sampled.
@@ -84,7 +84,7 @@ class Capture:
         self._place: Place | None = None
         self._exactly: ExactUpstream | None = None
         self._audits: list[Audit] = []
-        self._call_id = f"call-{token_hex(16)}"
+        self._call_id = f"call-{new_id(32)}"
         self._started_at = time.time_ns() // 1000
         self._started = time.monotonic()
         self._deployment: Deployment | None = None
@@ -166,7 +166,7 @@ class Capture:
         audits = self._audits if status == "ok" else []
         return [
             Generation(
-                id=f"gen-{token_hex(16)}",
+                id=f"gen-{new_id(32)}",
                 call_id=self._call_id,
                 rollout_id=self._ref.rollout_id,
                 attempt=self._ref.attempt,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from leyden.record import CACHE_STRINGS
+from leyden.record import CACHE_STRINGS, new_id
 from leyden.server.codec import without_surrogates
 from leyden.types import Rollout, Span
 
@@ -60,7 +60,7 @@ class Recorder:
     """
 
     def __init__(self, sink: Callable[[Item], str | None] | None = None, keep: bool = True) -> None:
-        self.trace_id = secrets.token_hex(16)
+        self.trace_id = new_id(32)
         self.root_id = secrets.token_hex(8)
         self.taken = 0
         self.gathers = False  # what the agent's libraries trace, too

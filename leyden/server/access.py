@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -17,13 +16,13 @@ from typing import Protocol
 from starlette.routing import compile_path
 
 from leyden.errors import Forbidden, LeydenError, Unauthorized
+from leyden.server.operations.fence import KEY
 from leyden.server.tokens import Scope, StoredToken, id_in
 
 REFRESH = 2.0  # seconds after which the tokens are read anew, while what is known goes on being used
 STALE = 10.0  # seconds after which what is known is not used any more: so long a revoked token may work where the database is slow
 UNKNOWN = 0.2  # seconds after which they are read anew for one that is not among them
 LOOKUPS = 2  # keys looked up at once: strangers who guess must not keep the store's readers busy
-_KEY = re.compile("[A-Za-z0-9_-]{43}")  # ``fence.attempt_key``
 _HINT = "send it as Authorization: Bearer TOKEN, or set LEYDEN_TOKEN; who runs the store makes one: leyden token create NAME --scope SCOPE"
 _MAKE = "make one with: leyden token create NAME --scope SCOPE"
 
@@ -181,7 +180,7 @@ class Access:
         """``token``: the one that ``shown`` says it is."""
         if token is not None and token.is_of(shown) and not token.revoked:
             return Caller(token.scopes)
-        if _KEY.fullmatch(shown):
+        if KEY.fullmatch(shown):
             async with self._lookups:
                 attempt = await self._store.attempt_of_key(shown)
             if attempt is not None:

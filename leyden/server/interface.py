@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Protocol, Unpack
 
 from leyden.audit import AuditCounts, CallAudit
 from leyden.errors import LeydenError
+from leyden.record import new_id
 from leyden.server.queries import Prune, Pruned, RolloutFilters, SpanQuery, Trace, TraceQuery
 from leyden.types import (
     DEFAULT_QUEUE,
@@ -46,7 +46,7 @@ MAX_CALLS = 64  # calls of a model in one request
 
 def new_key() -> str:
     """For a request that may be sent, or run, more than once: what it makes is made once."""
-    return secrets.token_hex(16)
+    return new_id(32)
 
 
 def with_keys(rollouts: Sequence[NewRollout]) -> tuple[NewRollout, ...]:

@@ -104,4 +104,24 @@ def _indexes_of_lists(conn: Connection) -> None:
             conn.execute(CreateIndex(index, if_not_exists=True))  # the first step makes all that are missing
 
 
-STEPS: dict[int, Callable[[Connection], None]] = {1: _queues_and_normalized_spans, 2: _audits, 3: _tokens, 4: _indexes_of_lists}
+def _keys_that_name_their_attempts(conn: Connection) -> None:
+    """5 to 6. SQLite drops no column that is UNIQUE, so there the table is written anew."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(text("ALTER TABLE attempts DROP COLUMN key_hash"))
+        return
+    columns = ", ".join(schema.attempts.c.keys())
+    for index in schema.attempts.indexes:
+        index.drop(conn)
+    conn.execute(text("ALTER TABLE attempts RENAME TO old_attempts"))
+    schema.attempts.create(conn)
+    conn.execute(text(f"INSERT INTO attempts ({columns}) SELECT {columns} FROM old_attempts"))
+    conn.execute(text("DROP TABLE old_attempts"))
+
+
+STEPS: dict[int, Callable[[Connection], None]] = {
+    1: _queues_and_normalized_spans,
+    2: _audits,
+    3: _tokens,
+    4: _indexes_of_lists,
+    5: _keys_that_name_their_attempts,
+}

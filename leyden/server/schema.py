@@ -25,7 +25,7 @@ from sqlalchemy.types import TypeEngine
 
 from leyden.server.codec import clean_text
 
-SCHEMA_VERSION = 5  # a step for each in ``migrations``
+SCHEMA_VERSION = 6  # a step for each in ``migrations``
 
 
 class SafeText(TypeDecorator[str]):
@@ -146,7 +146,6 @@ attempts = Table(
     Column("error", SafeText),
     Column("worker_id", SafeText, nullable=False),
     Column("resources_id", SafeText, index=True),
-    Column("key_hash", Text, nullable=False, unique=True),
     Column("request_id", SafeText, index=True),  # of the claim
     Column("started_at", BigInteger, nullable=False),
     Column("ended_at", BigInteger),

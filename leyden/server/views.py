@@ -2,7 +2,7 @@
 
 Tables may change with any version; a view keeps its columns and may gain some. Instants come twice, as microseconds (``created_at``) and
 to read (``created_utc``). JSON is text, or NULL where it is kept in pieces (``packing``); HTTP and Python give that back whole. No view
-shows a secret: not the database's own, not what attempt keys or requests were hashed to, no fence.
+shows a secret: not the database's own, not what requests were hashed to, no fence.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def served(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def key_of(kit: Kit, ref: LeaseRef) -> str:
-    return await kit.sql._executor.read(attempt_key, ref)
+def key_of(kit: Kit, ref: LeaseRef) -> str:
+    return attempt_key(kit.sql._database.secret, ref)
 
 
 # -- Python ------------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_python_exporter(served: str, compression: Compression) -> None:
     async def check(kit: Kit) -> None:
         assert kit.url is not None
         ref = await claim(kit)
-        headers = {"x-leyden-attempt-key": await key_of(kit, ref)}
+        headers = {"x-leyden-attempt-key": key_of(kit, ref)}
         resource = {"service.name": "agent"}
         assert await asyncio.to_thread(send_from_python, kit.url, 700, resource, compression=compression, headers=headers)
         found = await kit.store.list_spans(ref.rollout_id)
@@ -169,7 +169,7 @@ def test_node_exporter(node_packages: Path, encoding: str, compression: str) -> 
             "url": f"{kit.url}/v1/traces",
             "encoding": encoding,
             "compression": compression,
-            "headers": {"Authorization": f"Bearer {await key_of(kit, ref)}"},
+            "headers": {"Authorization": f"Bearer {key_of(kit, ref)}"},
             "resource": {"service.name": "agent"},
             "spans": 600,
         }

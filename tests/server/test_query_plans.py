@@ -68,8 +68,8 @@ def fill_rollouts(conn: Connection, state: str) -> None:
 def fill_attempts(conn: Connection, state: str) -> None:
     conn.execute(
         text(
-            "INSERT INTO attempts (rollout_id, number, token, state, worker_id, key_hash, request_id, started_at)"
-            f" SELECT '{state}-' || i, 1, 1, '{state}', 'w' || (i % 100), '{state}' || i, '{state}' || (i / 8), i"
+            "INSERT INTO attempts (rollout_id, number, token, state, worker_id, request_id, started_at)"
+            f" SELECT '{state}-' || i, 1, 1, '{state}', 'w' || (i % 100), '{state}' || (i / 8), i"
             f" FROM {_NUMBERS[conn.dialect.name]} AS numbers"
         )
     )

@@ -180,6 +180,31 @@ def test_a_repeated_claim_request_gives_the_same_lease_and_key(kind: str) -> Non
     run(check, kind)
 
 
+def test_a_key_cannot_be_made_from_another(kind: str) -> None:
+    async def check(kit: Kit) -> None:
+        await kit.store.enqueue([task(), task()])
+        one, other = await kit.store.claim("w", 2)
+        rollout_id, attempt, token, proof = one.key.split(".")
+        assert (rollout_id, attempt, token) == (one.ref.rollout_id, str(one.ref.attempt), str(one.ref.token))
+        for made in (
+            f"{other.ref.rollout_id}.{attempt}.{token}.{proof}",
+            f"{rollout_id}.2.{token}.{proof}",
+            f"{rollout_id}.{attempt}.3.{proof}",
+            f"{rollout_id}.{attempt}.{token}.{'A' * 43}",
+            f"{rollout_id}.{attempt}.{token}.",
+            f"{rollout_id}.{attempt}.{token}",
+            f"{rollout_id}.{'9' * 30}.{token}.{proof}",
+            f"{one.key}\n",
+            "A" * 43,
+            "",
+        ):
+            with pytest.raises(NotFound, match="never issued"):
+                await kit.store.resolve_key(made)
+        assert (await kit.store.resolve_key(one.key)).ref == one.ref
+
+    run(check, kind)
+
+
 def test_a_key_stands_for_its_attempt_while_the_lease_lasts(kind: str) -> None:
     async def check(kit: Kit) -> None:
         version = await kit.store.add_resources({"llm": LLM(endpoint="http://127.0.0.1/v1", model="m", proxied=True)})

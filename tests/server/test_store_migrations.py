@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import sqlite3
 import subprocess
 import sys
@@ -13,10 +16,10 @@ import psycopg
 import pytest
 from storekit import new_postgres_database, open_kit, task
 
-from leyden.errors import UsageError
+from leyden.errors import NotFound, UsageError
 from leyden.server.schema import SCHEMA_VERSION
 from leyden.server.sqlstore import SQLStore
-from leyden.types import AttemptState, RolloutConfig, RolloutState
+from leyden.types import AttemptState, LeaseRef, RolloutConfig, RolloutState
 
 VERSION_1 = Path(__file__).parent / "schemas" / "v1.sql"
 
@@ -128,6 +131,52 @@ def test_what_version_1_left_undone_goes_on(version_1: Path) -> None:
             for lease in leases:
                 await kit.store.complete(lease.ref)
             assert (await kit.store.count("run-1")).succeeded == 4
+
+    asyncio.run(check())
+
+
+def test_what_ran_while_its_store_was_upgraded_keeps_its_key(version_1: Path) -> None:
+    """Keys did not say whose they are before schema 6; of each a hash was stored."""
+    with sqlite3.connect(version_1) as conn:
+        (secret,) = conn.execute("SELECT value FROM meta WHERE key = 'secret'").fetchone()
+        rows = conn.execute("SELECT rollout_id, number, token, key_hash, state FROM attempts").fetchall()
+    conn.close()
+    messages = [f"{rollout_id}|{number}|{token}".encode() for rollout_id, number, token, _, _ in rows]
+    keys = [base64.urlsafe_b64encode(hmac.digest(secret, message, "sha256")).rstrip(b"=").decode() for message in messages]
+    assert [hashlib.sha256(key.encode()).hexdigest() for key in keys] == [key_hash for *_, key_hash, _ in rows]
+
+    async def check() -> None:
+        async with open_kit("sqlite", version_1) as kit:
+            held = []
+            for key, (rollout_id, number, token, _, state) in zip(keys, rows, strict=True):
+                if state == "running":
+                    held.append(LeaseRef(rollout_id=rollout_id, attempt=number, token=token))
+                    assert (await kit.store.resolve_key(key)).ref == held[-1]
+                else:
+                    with pytest.raises(NotFound, match="never issued"):
+                        await kit.store.resolve_key(key)
+            assert len(held) == 2
+            await kit.store.complete(held[0])
+            (lease,) = await kit.store.claim("worker-2", 1)
+            assert (await kit.store.resolve_key(lease.key)).ref == lease.ref
+
+    asyncio.run(check())
+
+
+def test_a_postgres_database_of_version_5_loses_its_stored_hashes_of_keys() -> None:
+    async def check() -> None:
+        url = new_postgres_database()
+        async with await SQLStore.open(url) as store:
+            await store.enqueue([task()])
+            (lease,) = await store.claim("w")
+        with psycopg.connect(url) as conn:
+            conn.execute("ALTER TABLE attempts ADD COLUMN key_hash text UNIQUE")
+            conn.execute("UPDATE meta SET value = '5' WHERE key = 'schema_version'")
+        async with await SQLStore.open(url) as store:
+            assert (await store.resolve_key(lease.key)).ref == lease.ref
+        with psycopg.connect(url) as conn:
+            columns = conn.execute("SELECT column_name FROM information_schema.columns WHERE table_name = 'attempts'").fetchall()
+        assert ("token",) in columns and ("key_hash",) not in columns
 
     asyncio.run(check())
 

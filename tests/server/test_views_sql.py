@@ -119,7 +119,7 @@ REFUSED = [
     "WITH v_rollouts AS (SELECT request_hash FROM rollouts) SELECT * FROM v_rollouts",
     "SELECT (SELECT value FROM meta LIMIT 1) FROM v_rollouts",
     "SELECT * FROM attempts",
-    "SELECT key_hash FROM v_attempts",
+    "SELECT request_id FROM v_attempts",
     "SELECT token FROM v_leases",
     "",
     "-- nothing",
@@ -179,7 +179,7 @@ REFUSED_BY = {
         "SELECT * INTO mine FROM v_rollouts",
         "EXPLAIN ANALYZE DELETE FROM rollouts",
         "SELECT 1 /* no end",
-        "SELECT $a1$'$a1$, (SELECT key_hash::text FROM attempts LIMIT 1), pg_backend_pid(), $a1$'$a1$",
+        "SELECT $a1$'$a1$, (SELECT request_id::text FROM attempts LIMIT 1), pg_backend_pid(), $a1$'$a1$",
         "SELECT $\U0001f600$'$\U0001f600$, pg_backend_pid(), $\U0001f600$'$\U0001f600$",
         "SELECT $$'$$, pg_backend_pid(), $$'$$",
         "SELECT 1 --\r, (SELECT encode(value,'hex') FROM meta WHERE key='secret')",
@@ -309,7 +309,7 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
 def test_no_view_shows_a_secret(filled: Filled) -> None:
     """Whatever is in a view is not what ``meta`` holds, nor a hash that is stored beside it."""
     secrets: set[str] = set()
-    queries = ("SELECT key_hash FROM attempts", "SELECT request_hash FROM rollouts", "SELECT request_hash FROM resources")
+    queries = ("SELECT request_hash FROM rollouts", "SELECT request_hash FROM resources")
     if filled.kind == "postgres":
         with psycopg.connect(filled.database) as conn:
             secrets |= {row[0] for query in queries for row in conn.execute(query)}  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, String, Table, bindparam, select
 
-from leyden.server.operations.fence import attempt_of, is_held, key_hash
+from leyden.server.operations.fence import attempt_of, is_held, lease_of_key
 from leyden.server.operations.transitions import CHUNK
 from leyden.server.schema import attempts, leases, rollouts
 from leyden.server.transaction import Transaction
@@ -25,6 +25,9 @@ _LEASES = (
     .where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
     .order_by(leases.c.rollout_id)
     .with_for_update(read=True, key_share=True)
+)
+_ISSUED = select(attempts.c.token).where(
+    attempts.c.rollout_id == bindparam("rollout_id"), attempts.c.number == bindparam("attempt"), attempts.c.token == bindparam("token")
 )
 # Ids as plain text: a type of our own would be looked up anew for each of them.
 _HOLDERS = (
@@ -68,8 +71,10 @@ def late_by_attempt(tx: Transaction, rollout_ids: Sequence[str]) -> dict[tuple[s
 
 
 def attempt_of_key(tx: Transaction, key: str) -> tuple[str, int] | None:
-    row = tx.conn.execute(select(attempts.c.rollout_id, attempts.c.number).where(attempts.c.key_hash == key_hash(key))).first()
-    return None if row is None else (row.rollout_id, row.number)
+    ref = lease_of_key(tx, key)
+    if ref is None or tx.conn.execute(_ISSUED, ref.model_dump()).first() is None:
+        return None
+    return ref.rollout_id, ref.attempt
 
 
 def rows_of_attempts(

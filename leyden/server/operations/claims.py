@@ -15,7 +15,7 @@ from leyden.server.bulk import Bulk
 from leyden.server.clock import microseconds
 from leyden.server.operations import queues
 from leyden.server.operations import rollouts as rollout_ops
-from leyden.server.operations.fence import attempt_key, key_hash
+from leyden.server.operations.fence import attempt_key
 from leyden.server.operations.resources import alive_ids, latest_row, versions
 from leyden.server.operations.transitions import Move, move, rows_by_id
 from leyden.server.records import RolloutRow, rollout_rows
@@ -204,7 +204,7 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, RolloutRow, str |
         ref = LeaseRef(rollout_id=row.id, attempt=row.attempt + 1, token=row.lease_token + 1)
         duration = microseconds(request.lease_seconds)
         deadline = tx.now + microseconds(records.rollout_config(row.config).attempt_timeout)
-        lease = made[row.id] = _lease(tx, records.rollout(row, claimed_at=tx.revision), ref, pinned.get(resources_id), duration, deadline)
+        made[row.id] = _lease(tx, records.rollout(row, claimed_at=tx.revision), ref, pinned.get(resources_id), duration, deadline)
         lease_rows.append(
             {
                 "rollout_id": ref.rollout_id,
@@ -225,7 +225,6 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, RolloutRow, str |
                 "state": AttemptState.RUNNING.value,
                 "worker_id": request.worker_id,
                 "resources_id": resources_id,
-                "key_hash": key_hash(lease.key),
                 "request_id": request.request_id,
                 "started_at": tx.now,
             }
@@ -243,7 +242,7 @@ def _lease(tx: Transaction, rollout: Rollout, ref: LeaseRef, pinned: Resources |
             "ref": ref,
             "rollout": rollout,
             "resources": pinned,
-            "key": attempt_key(tx, ref),
+            "key": attempt_key(tx.secret, ref),
             "lease_seconds": duration / 1e6,
             "timeout_seconds": max(0.0, (deadline - tx.now) / 1e6),
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from sqlalchemy import Row, bindparam, select
 
 from leyden.errors import LeaseLost, NotFound
-from leyden.server.codec import digest
 from leyden.server.operations.transitions import CHUNK, rows_by_id
 from leyden.server.records import RolloutRow
 from leyden.server.schema import attempts, leases
@@ -22,7 +22,8 @@ _LEASE = select(leases.c.token).where(
     leases.c.rollout_id == bindparam("rollout_id"), leases.c.attempt == bindparam("attempt"), leases.c.token == bindparam("token")
 )
 _KEPT_LEASE = _LEASE.with_for_update(read=True, key_share=True)
-_LEASES = select(leases.c.rollout_id, leases.c.attempt, leases.c.token).where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+_ALL_LEASES = select(leases.c.rollout_id, leases.c.attempt, leases.c.token)
+_LEASES = _ALL_LEASES.where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
 _ATTEMPT = select(attempts).where(attempts.c.rollout_id == bindparam("rollout_id"), attempts.c.number == bindparam("attempt"))
 
 
@@ -54,11 +55,26 @@ def attempt_of(tx: Transaction, ref: LeaseRef) -> Row[Any]:
     return row
 
 
-def attempt_key(tx: Transaction, ref: LeaseRef) -> str:
-    """The attempt's own key: derived, so that a repeated claim gives the same one while only its hash is stored."""
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+KEY = re.compile(r"(?:(?P<rollout_id>[A-Za-z0-9_-]{1,64})\.(?P<attempt>\d{1,18})\.(?P<token>\d{1,18})\.)?(?P<proof>[A-Za-z0-9_-]{43})")
+
+
+def attempt_key(secret: bytes, ref: LeaseRef) -> str:
+    """The attempt's own key. It says whose it is and proves it, so nothing of it is stored, and a repeated claim gives the same one."""
+    return f"{ref.rollout_id}.{ref.attempt}.{ref.token}.{_proof(secret, ref)}"
+
+
+def lease_of_key(tx: Transaction, key: str) -> LeaseRef | None:
+    """The lease that ``key`` was made for, held or not. None: it was not made here."""
+    if (found := KEY.fullmatch(key)) is None:
+        return None
+    # A proof alone is what stores gave out before schema 6. Those attempts may run still, and only those that run need theirs.
+    named = [found.group("rollout_id", "attempt", "token")] if found["rollout_id"] else tx.conn.execute(_ALL_LEASES)
+    refs = (LeaseRef(rollout_id=rollout_id, attempt=int(attempt), token=int(token)) for rollout_id, attempt, token in named)
+    return next((ref for ref in refs if hmac.compare_digest(_proof(tx.secret, ref), found["proof"])), None)
+
+
+def _proof(secret: bytes, ref: LeaseRef) -> str:
     message = f"{ref.rollout_id}|{ref.attempt}|{ref.token}".encode()
-    return urlsafe_b64encode(hmac.digest(tx.secret, message, hashlib.sha256)).rstrip(b"=").decode()
-
-
-def key_hash(key: str) -> str:
-    return digest(key.encode(errors="replace"))
+    return urlsafe_b64encode(hmac.digest(secret, message, hashlib.sha256)).rstrip(b"=").decode()

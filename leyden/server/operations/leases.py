@@ -11,7 +11,7 @@ from leyden.errors import LeaseLost, NotFound
 from leyden.server import records
 from leyden.server.clock import microseconds
 from leyden.server.operations.attempts import Ending, end
-from leyden.server.operations.fence import key_hash
+from leyden.server.operations.fence import lease_of_key
 from leyden.server.operations.transitions import Move, rows_by_id
 from leyden.server.records import rollout_rows
 from leyden.server.schema import attempts, leases, meta, resources, rollouts, runs, workers
@@ -36,13 +36,13 @@ _BINDING = (
     .outerjoin(leases, (leases.c.rollout_id == attempts.c.rollout_id) & (leases.c.token == attempts.c.token))
     .outerjoin(resources, resources.c.id == attempts.c.resources_id)
 )  # fmt: skip
-_OF_KEY = _BINDING.where(attempts.c.key_hash == bindparam("hash"))
 _OF_NAME = _BINDING.where(attempts.c.rollout_id == bindparam("rollout_id"), attempts.c.number == bindparam("number"))
 
 
 def resolve_key(tx: Transaction, key: str) -> AttemptBinding:
-    row = tx.conn.execute(_OF_KEY, {"hash": key_hash(key)}).first()
-    if row is None:
+    ref = lease_of_key(tx, key)
+    row = None if ref is None else tx.conn.execute(_OF_NAME, {"rollout_id": ref.rollout_id, "number": ref.attempt}).first()
+    if ref is None or row is None or row.token != ref.token:
         raise NotFound("this key was never issued", "use the api_key that the runner gave to the agent")
     return _binding(tx, row)
 

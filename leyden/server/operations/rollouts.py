@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from sqlalchemy import bindparam, insert, select, update
 
 from leyden.errors import Conflict, InvalidRequest, LeydenError, NotFound
+from leyden.record import new_id
 from leyden.server import records
 from leyden.server.bulk import Bulk
 from leyden.server.clock import microseconds
@@ -63,7 +63,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> list[Rollout]:
                     raise Conflict(f"idempotency key {key!r} already queued a different rollout", "use a key of its own")
                 named[rollout_id] = item.resources_id
             else:
-                rollout_id = f"ro-{secrets.token_hex(10)}"
+                rollout_id = f"ro-{new_id()}"
                 rows.append(_row(tx, item, config, rollout_id, request_hash))
                 if key is not None:
                     known[key] = rollout_id, request_hash

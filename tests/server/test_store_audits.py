@@ -146,13 +146,14 @@ def test_texts_of_an_audit_lose_their_secrets(kind: str) -> None:
 
 
 def as_version_2(url: str) -> None:
-    """A PostgreSQL store as the version before left it."""
+    """A PostgreSQL store as version 2 left it."""
     with psycopg.connect(url) as conn:
         for (view,) in conn.execute("SELECT viewname FROM pg_views WHERE schemaname = current_schema()").fetchall():
             conn.execute(f"DROP VIEW {view} CASCADE")
         for column in ("findings", "continuity", "follows", "differs_at", "exact", "audit"):
             conn.execute(f"ALTER TABLE generations DROP COLUMN {column}")
         conn.execute("DROP TABLE audit_counts")
+        conn.execute("ALTER TABLE attempts ADD COLUMN key_hash text UNIQUE")
         conn.execute("DELETE FROM meta WHERE key = 'views'")
         conn.execute("UPDATE meta SET value = %s WHERE key = 'schema_version'", [b"2"])
 

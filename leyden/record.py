@@ -34,13 +34,15 @@ class Record(BaseModel):
 
 
 R = TypeVar("R", bound=Record)
+_set = object.__setattr__  # past what makes a record immutable
 
 
 def checked_before(kind: type[R], values: dict[str, Any]) -> R:
     """A record of ``values``, one for each of its fields, that were checked when they came in and lie in our own database since. They are
     not checked again, which would take ten times as long; ``model_construct`` looks at each field as well."""
     record = kind.__new__(kind)
-    state = {"__dict__": values, "__pydantic_fields_set__": set(values), "__pydantic_extra__": None, "__pydantic_private__": None}
-    for name, value in state.items():
-        object.__setattr__(record, name, value)
+    _set(record, "__dict__", values)
+    _set(record, "__pydantic_fields_set__", set(values))
+    _set(record, "__pydantic_extra__", None)
+    _set(record, "__pydantic_private__", None)
     return record

@@ -201,7 +201,7 @@ def _take(tx: Transaction, taken: Sequence[tuple[ClaimRequest, RolloutRow, str |
     made: dict[str, Lease] = {}
     lease_rows, attempt_rows = [], []
     for request, row, resources_id in taken:
-        ref = LeaseRef(rollout_id=row.id, attempt=row.attempt + 1, token=row.lease_token + 1)
+        ref = checked_before(LeaseRef, {"rollout_id": row.id, "attempt": row.attempt + 1, "token": row.lease_token + 1})
         duration = microseconds(request.lease_seconds)
         deadline = tx.now + microseconds(records.rollout_config(row.config).attempt_timeout)
         made[row.id] = _lease(tx, records.rollout(row, claimed_at=tx.revision), ref, pinned.get(resources_id), duration, deadline)

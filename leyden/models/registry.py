@@ -109,9 +109,14 @@ class Registry:
             raise LeydenError(f"{self._pointer_file} is damaged", "remove it, then: leyden models promote VERSION") from error
 
     # -- writing ---------------------------------------------------------------------------------------------------
+    @property
+    def next_name(self) -> str:
+        """Of the version that is made next."""
+        return f"version_{max((version.number for version in self.list()), default=-1) + 1}"
+
     def new_draft(self, parent: Version | None = None) -> Draft:
         """A version in the making, with the next number. It stays until it is committed, discarded or swept. Raises ``DiskError``."""
-        return make_draft(self.directory, f"version_{max((version.number for version in self.list()), default=-1) + 1}", parent)
+        return make_draft(self.directory, self.next_name, parent)
 
     def reopen_draft(self, directory_name: str, parent: Version | None = None) -> Draft | None:
         """The draft that an earlier process left under that name; None where there is none."""

@@ -98,13 +98,17 @@ def play(
         async def prepare(self, name):
             pass
 
+    class Trainer:
+        def prepare(self):
+            pass
+
     async def drive():
         async with await SQLStore.open(run.path / "store.db") as store:
             proxy = LLMProxy(store)
             await proxy.start()
             worker = asyncio.create_task(_work(store, rewards, calls))
             try:
-                parts = Parts(run, Board(Console(file=said, width=400)), store, proxy, registry, Engines(), "")
+                parts = Parts(run, Board(Console(file=said, width=400)), store, proxy, registry, Engines(), Trainer(), "")
                 return await run_sft(parts, config, *tasks)
             finally:
                 worker.cancel()
@@ -136,7 +140,7 @@ async def _answer(store, lease, rewards, calls):
     await store.complete(lease.ref, [Reward(name=name, value=float(value)) for name, value in found.items()])
 
 
-async def _train(job, *, on_progress, log_path, marker, timeout=None):
+async def _train(job, *, on_progress, log_path, marker, timeout, ahead):
     (job.output_dir / "adapter").mkdir(parents=True)
     (job.output_dir / "adapter" / "adapter_model.safetensors").write_bytes(b"x")
     for name in MODEL:

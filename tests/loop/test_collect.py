@@ -56,6 +56,34 @@ def test_ends_come_back_in_the_order_they_were_queued():
     assert "reward 0.50" in view.note
 
 
+def test_near_the_end_somebody_is_told_and_not_before():
+    left = []
+
+    async def scenario():
+        told, view = asyncio.Event(), StepView("test", None)
+
+        def near_end():
+            left.append(view.total - view.done)
+            told.set()
+
+        async def all_but_three(store):
+            await store.register_worker("w1", "w", 40)
+            for done in range(40):
+                if done == 37:
+                    await told.wait()
+                (lease,) = await store.claim("w1", wait=5)
+                await store.complete(lease.ref, [Reward(value=1.0)])
+
+        async with await SQLStore.open(None) as store:
+            worker = asyncio.create_task(all_but_three(store))
+            ended = await run_rollouts(store, rollouts(40), PATIENT, Board(Console(file=io.StringIO())), view, near_end)
+            await worker
+            return ended
+
+    assert len(asyncio.run(scenario())) == 40
+    assert left[0] in (3, 4) and min(left) > 0
+
+
 def test_a_failed_rollout_and_an_unscored_one_have_no_reward():
     behaviours = {0: 0.0, 1: None, 2: FailureKind.INFRASTRUCTURE, 3: 1.0}
     ended, view = run(rollouts(4), behaviours.get)

@@ -12,6 +12,7 @@ from typing import Any
 
 from leyden.algorithm.algorithm import Algorithm, FastAlgorithm, as_list
 from leyden.algorithm.baseline import Baseline
+from leyden.algorithm.sft.ahead import TrainerAhead
 from leyden.algorithm.sft.cost import IMPORT
 from leyden.algorithm.sft.engines import Engines
 from leyden.algorithm.sft.interpreter import resolve_backend
@@ -54,10 +55,17 @@ class SFT(Algorithm):
         """Improve the model on ``train_dataset``, judged on ``val_dataset``: JSON tasks, none of them in both."""
         context = self.context
         registry = Registry(context.run.models)
-        async with Engines(self.engine, registry, context.run.log, context.marker) as engines:
+
+        def next_log() -> Path:
+            return context.run.log(f"train-{registry.next_name}")
+
+        async with (
+            Engines(self.engine, registry, context.run.log, context.marker) as engines,
+            TrainerAhead(self.config.train, next_log, context.marker) as trainer,
+        ):
             await self._first_version(registry, engines)
             train, heldout = self._tasks(train_dataset, val_dataset)
-            parts = Parts(context.run, context.board, context.store, context.proxy, registry, engines, context.marker)
+            parts = Parts(context.run, context.board, context.store, context.proxy, registry, engines, trainer, context.marker)
             return await run_sft(parts, self.config, train, heldout, self._regression)
 
     def _tasks(self, train_dataset: Any, val_dataset: Any) -> tuple[list[LoopTask], list[LoopTask]]:

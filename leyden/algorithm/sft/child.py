@@ -1,4 +1,5 @@
-"""``python -m leyden.algorithm.sft.child job.json``: train as the job says, in a process of its own.
+"""``python -m leyden.algorithm.sft.child job.json``: train as the job says, in a process of its own. With ``--ahead`` it loads its
+libraries first and then waits to be released, until when there may be no job.
 
 Stdout carries one JSON object a line: ``{"event": "step", …}`` and, at a failure, ``{"event": "error", …}``. All else goes to stderr.
 """
@@ -11,20 +12,27 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from leyden.algorithm.dataset import check_rows, read_rows
+from leyden.algorithm.sft.ahead import AHEAD
 from leyden.algorithm.sft.job import RESULT_FILE, TrainJob, TrainProgress
 from leyden.algorithm.sft.lora import check_shape
 from leyden.errors import LeydenError, MissingExtra, Unavailable
 from leyden.files import disk_errors, write_atomically
-from leyden.process import leave_after, watch_parent
+from leyden.process import leave_after, wait_for_release, watch_parent
 
 
 def main(arguments: list[str]) -> int:
     watch_parent()
     emit = _emitter(_take_stdout())
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process trains on one GPU; TRL refuses to start when it sees several
+    if AHEAD in arguments:
+        with suppress(ModuleNotFoundError):  # the training will say it
+            from leyden.algorithm.sft import fit, trl_backend  # noqa: F401
+        wait_for_release()
     job = TrainJob.model_validate_json(Path(arguments[0]).read_bytes())
     try:
         run(job, emit)
@@ -42,7 +50,6 @@ def run(job: TrainJob, emit: Callable[[dict[str, Any]], None]) -> None:
     check_rows(rows, job.config.max_length)
     if job.parent_adapter_dir is not None:
         check_shape(job.parent_adapter_dir, job.config)
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process trains on one GPU; TRL refuses to start when it sees several
 
     def report(progress: TrainProgress) -> None:
         emit({"event": "step", **progress.model_dump()})

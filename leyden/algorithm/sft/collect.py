@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -22,6 +22,7 @@ ENQUEUE_BATCH = 256
 READ_BATCH = 32  # rollouts a request for generations asks for: each may hold thousands of token ids
 LOOK_EVERY = 2.0  # seconds a wait lasts before the board hears of it
 ALIVE_WITHIN = 30.0  # seconds since a runner's last heartbeat
+FEW_LEFT = 0.1  # of all rollouts: from here on, cores begin to be idle
 NO_RUNNER_AFTER = 10.0  # seconds without one before a person is told
 
 Captured = tuple[list[Generation], list[Reward]]
@@ -54,8 +55,15 @@ class Patience:
     without_progress: float  # seconds in which no rollout ended although runners live
 
 
-async def run_rollouts(store: Store, new: Sequence[NewRollout], patience: Patience, board: Board, view: StepView) -> list[Ended]:
-    """Queue ``new`` and wait until all are final; in the order given.
+async def run_rollouts(
+    store: Store,
+    new: Sequence[NewRollout],
+    patience: Patience,
+    board: Board,
+    view: StepView,
+    near_end: Callable[[], None] | None = None,
+) -> list[Ended]:
+    """Queue ``new`` and wait until all are final; in the order given. ``near_end`` is called, more than once, when few are left.
 
     Raises ``TooManyFailed`` naming the first error when more than the stated share failed, and ``Unavailable`` when no runner
     comes, or when nothing ends.
@@ -69,6 +77,8 @@ async def run_rollouts(store: Store, new: Sequence[NewRollout], patience: Patien
         rewards = last_rewards(await store.list_rewards([rollout.id for rollout in final])) if final else {}
         wait.add([_end(rollout, rewards) for rollout in final], await _running(store, new[0]))
         pending -= {rollout.id for rollout in final}
+        if near_end and pending and len(pending) <= FEW_LEFT * len(queued):
+            near_end()
         if pending and not final:
             wait.check_runners(len(await store.list_workers(alive_within=ALIVE_WITHIN)))
     return [wait.ended[rollout.id] for rollout in queued]

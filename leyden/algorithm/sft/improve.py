@@ -99,6 +99,7 @@ class Improvement:
                     log_path=self.parts.run.log(f"train-{draft.name}"),
                     marker=self.parts.marker,
                     timeout=self.config.train_timeout,
+                    ahead=self.parts.trainer,
                 )
                 step.outputs = {"draft": draft.path.name, **result.model_dump(mode="json", exclude={"files"})}
                 loss = f"mean loss {fmean(result.losses):.3f} over {result.steps} steps"

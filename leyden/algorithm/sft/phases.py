@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from leyden.algorithm.random_control import ARM, random_rows
 from leyden.algorithm.refusals import Refusal
 from leyden.algorithm.rows import Row
 from leyden.algorithm.selection import NothingToLearn, Selection, select
+from leyden.algorithm.sft.ahead import TrainerAhead
 from leyden.algorithm.sft.collect import Captured, Ended, Patience, count_tokens, read_call_times, read_captured, read_ended, run_rollouts
 from leyden.algorithm.sft.cost import STOP, seconds_covered
 from leyden.algorithm.sft.driver import Driver
@@ -61,6 +62,7 @@ class Parts:
     proxy: LLMProxy
     registry: Registry
     make_engine: MakeEngine
+    trainer: TrainerAhead
     marker: str  # of every child process
 
 
@@ -159,7 +161,8 @@ class Phases:
             return collected
         await self._serve(iteration, version)
         async with self.steps.open(iteration, "collect", f"collect with {version.name}", inputs, total=len(work)) as step:
-            ended = await self._run(version, step, [_Batch("collect", iteration, Mode.TRAIN, config.temperature, work)])
+            batch = _Batch("collect", iteration, Mode.TRAIN, config.temperature, work)
+            ended = await self._run(version, step, [batch], near_end=parts.trainer.prepare)
             captured = await self._captured(ended, step)
             collected = await self._collected(version, ended, work, captured)
             crop = collected.harvest
@@ -342,7 +345,7 @@ class Phases:
             await self.serving.start(version)
             step.view.update(note="ready")
 
-    async def _run(self, version: Version, step: Step, batches: Sequence[_Batch]) -> list[Ended]:
+    async def _run(self, version: Version, step: Step, work: Sequence[_Batch], near_end: Callable[[], None] | None = None) -> list[Ended]:
         """Run the rollouts with the served version; in order. An engine that dies is started again, and what is not final goes on."""
         store, board = self.parts.store, self.parts.board
         before = Counter(self.parts.proxy.counters)
@@ -351,8 +354,8 @@ class Phases:
             try:
                 if self.serving.version is None:  # it died
                     await self.serving.start(version)
-                rollouts = [rollout for batch in batches for rollout in await self._rollouts(batch)]
-                ended = await self.serving.while_alive(run_rollouts(store, rollouts, self._patience, board, step.view))
+                rollouts = [rollout for batch in work for rollout in await self._rollouts(batch)]
+                ended = await self.serving.while_alive(run_rollouts(store, rollouts, self._patience, board, step.view, near_end))
             except EngineDied as died:
                 if restarts == MAX_RESTARTS:
                     raise

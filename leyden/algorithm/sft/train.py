@@ -11,17 +11,13 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from leyden.algorithm.sft.ahead import TrainerAhead, job_path, start_child
 from leyden.algorithm.sft.config import TrainConfig
-from leyden.algorithm.sft.interpreter import child_command, resolve_backend
+from leyden.algorithm.sft.interpreter import resolve_backend
 from leyden.algorithm.sft.job import RESULT_FILE, TrainJob, TrainProgress, TrainResult
 from leyden.errors import Unavailable
 from leyden.files import check_space, disk_errors, write_atomically
-from leyden.process import Child, spawn
-
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
-    "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "UNSLOTH_DISABLE_STATISTICS": "1",
-}  # fmt: skip
+from leyden.process import Child
 
 
 async def train(
@@ -31,10 +27,12 @@ async def train(
     log_path: Path,
     marker: str,
     timeout: float | None = None,
+    ahead: TrainerAhead | None = None,
 ) -> TrainResult:
     """Run the job in a child and return its checked result. A cancelled call ends the child and all it started.
 
-    The child runs under ``job.config.python``. ``timeout``: seconds. The job file is written beside ``log_path``. Raises ``UsageError``
+    The child runs under ``job.config.python``; ``ahead`` may have one for ``log_path``, beside which the job file is written. ``timeout``:
+    seconds. Raises ``UsageError``
     where that interpreter cannot do it, ``DiskError`` where the disk has no room for the result, ``Unavailable`` when the child fails,
     runs out of memory or time, or did not do what was asked.
     """
@@ -43,10 +41,10 @@ async def train(
     with disk_errors(job.output_dir):
         job.output_dir.mkdir(parents=True, exist_ok=True)
         check_space(job.output_dir, job.output_size)
-        job_path = log_path.with_suffix(".job.json")
-        job_path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(job_path, job.model_dump_json(indent=2))
-    child = await spawn(child_command(job.config.python, str(job_path)), marker=marker, log_path=log_path, env=OFFLINE, stdout_pipe=True)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(job_path(log_path), job.model_dump_json(indent=2))
+    child = (await ahead.take(log_path) if ahead else None) or await start_child(job.config, log_path, marker)
+    child.release()
     try:
         async with asyncio.timeout(timeout):
             error = await _follow(child, on_progress)

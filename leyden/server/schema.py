@@ -28,6 +28,10 @@ from leyden.server.codec import clean_text
 SCHEMA_VERSION = 6  # a step for each in ``migrations``
 
 
+# One each: SQLAlchemy remembers what a dialect makes of a type by the type, and asks for it with every IN (...).
+_PLAIN_TEXT, _SORTED_BY_BYTES = Text(), Text(collation="C")
+
+
 class SafeText(TypeDecorator[str]):
     """Text cleaned on its way in, so that no odd character can fail a statement; sorted by its bytes on every dialect."""
 
@@ -35,7 +39,7 @@ class SafeText(TypeDecorator[str]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(Text(collation="C") if dialect.name == "postgresql" else Text())
+        return _SORTED_BY_BYTES if dialect.name == "postgresql" else _PLAIN_TEXT
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
         return None if value is None else clean_text(value)

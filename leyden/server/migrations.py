@@ -105,7 +105,10 @@ def _indexes_of_lists(conn: Connection) -> None:
 
 
 def _keys_that_name_their_attempts(conn: Connection) -> None:
-    """5 to 6. SQLite drops no column that is UNIQUE, so there the table is written anew."""
+    """5 to 6. SQLite drops no column that is UNIQUE, so there the table is written anew. See ``operations.fence``."""
+    latest = conn.execute(text("SELECT max(started_at) FROM attempts")).scalar()
+    if latest is not None:
+        conn.execute(insert(schema.meta).values(key="keys_named_since", value=str(latest).encode()))
     if conn.dialect.name == "postgresql":
         conn.execute(text("ALTER TABLE attempts DROP COLUMN key_hash"))
         return

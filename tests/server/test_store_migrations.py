@@ -159,6 +159,8 @@ def test_what_ran_while_its_store_was_upgraded_keeps_its_key(version_1: Path) ->
             await kit.store.complete(held[0])
             (lease,) = await kit.store.claim("worker-2", 1)
             assert (await kit.store.resolve_key(lease.key)).ref == lease.ref
+            with pytest.raises(NotFound, match="never issued"):
+                await kit.store.resolve_key(lease.key.rpartition(".")[2])
 
     asyncio.run(check())
 

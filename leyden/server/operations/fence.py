@@ -12,9 +12,10 @@ from typing import Any
 from sqlalchemy import Row, bindparam, select
 
 from leyden.errors import LeaseLost, NotFound
+from leyden.record import checked_before
 from leyden.server.operations.transitions import CHUNK, rows_by_id
 from leyden.server.records import RolloutRow
-from leyden.server.schema import attempts, leases
+from leyden.server.schema import attempts, leases, meta
 from leyden.server.transaction import Transaction
 from leyden.types import LeaseRef
 
@@ -22,8 +23,7 @@ _LEASE = select(leases.c.token).where(
     leases.c.rollout_id == bindparam("rollout_id"), leases.c.attempt == bindparam("attempt"), leases.c.token == bindparam("token")
 )
 _KEPT_LEASE = _LEASE.with_for_update(read=True, key_share=True)
-_ALL_LEASES = select(leases.c.rollout_id, leases.c.attempt, leases.c.token)
-_LEASES = _ALL_LEASES.where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
+_LEASES = select(leases.c.rollout_id, leases.c.attempt, leases.c.token).where(leases.c.rollout_id.in_(bindparam("ids", expanding=True)))
 _ATTEMPT = select(attempts).where(attempts.c.rollout_id == bindparam("rollout_id"), attempts.c.number == bindparam("attempt"))
 
 
@@ -57,7 +57,13 @@ def attempt_of(tx: Transaction, ref: LeaseRef) -> Row[Any]:
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 
-KEY = re.compile(r"(?:(?P<rollout_id>[A-Za-z0-9_-]{1,64})\.(?P<attempt>\d{1,18})\.(?P<token>\d{1,18})\.)?(?P<proof>[A-Za-z0-9_-]{43})")
+KEY = re.compile(r"(?:(?P<rollout_id>[A-Za-z0-9_-]{1,64})\.(?P<attempt>[0-9]{1,18})\.(?P<token>[0-9]{1,18})\.)?[A-Za-z0-9_-]{43}")
+NAMED_SINCE = meta.c.key == "keys_named_since"  # when the last attempt began whose key is a proof alone; not there in a newer database
+_STILL_RUNNING = (
+    select(leases.c.rollout_id, leases.c.attempt, leases.c.token)
+    .join(attempts, (attempts.c.rollout_id == leases.c.rollout_id) & (attempts.c.number == leases.c.attempt))
+    .where(attempts.c.started_at <= bindparam("at"))
+)
 
 
 def attempt_key(secret: bytes, ref: LeaseRef) -> str:
@@ -69,10 +75,20 @@ def lease_of_key(tx: Transaction, key: str) -> LeaseRef | None:
     """The lease that ``key`` was made for, held or not. None: it was not made here."""
     if (found := KEY.fullmatch(key)) is None:
         return None
-    # A proof alone is what stores gave out before schema 6. Those attempts may run still, and only those that run need theirs.
-    named = [found.group("rollout_id", "attempt", "token")] if found["rollout_id"] else tx.conn.execute(_ALL_LEASES)
-    refs = (LeaseRef(rollout_id=rollout_id, attempt=int(attempt), token=int(token)) for rollout_id, attempt, token in named)
-    return next((ref for ref in refs if hmac.compare_digest(_proof(tx.secret, ref), found["proof"])), None)
+    if found["rollout_id"] is None:
+        return _lease_of_proof(tx, key)
+    values = {"rollout_id": found["rollout_id"], "attempt": int(found["attempt"]), "token": int(found["token"])}
+    ref = checked_before(LeaseRef, values)
+    return ref if hmac.compare_digest(attempt_key(tx.secret, ref), key) else None
+
+
+def _lease_of_proof(tx: Transaction, key: str) -> LeaseRef | None:
+    """Keys did not name their attempts before schema 6. What ran while its store was upgraded may run still."""
+    since: bytes | None = tx.conn.execute(select(meta.c.value).where(NAMED_SINCE)).scalar()
+    if since is None:
+        return None
+    running = map(LeaseRef.model_validate, tx.conn.execute(_STILL_RUNNING, {"at": int(since)}).mappings())
+    return next((ref for ref in running if hmac.compare_digest(_proof(tx.secret, ref), key)), None)
 
 
 def _proof(secret: bytes, ref: LeaseRef) -> str:

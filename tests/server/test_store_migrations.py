@@ -58,7 +58,7 @@ print(deaths)
 
 def die_at_every_statement(database: str, check: str) -> int:
     """``check`` is run after each death, as a statement."""
-    died = subprocess.run([sys.executable, "-c", DIES, database, check], timeout=120, capture_output=True, text=True)
+    died = subprocess.run([sys.executable, "-c", DIES, database, check], timeout=300, capture_output=True, text=True)
     assert died.returncode == 0, died.stderr
     return int(died.stdout)
 
@@ -157,6 +157,7 @@ def test_what_ran_while_its_store_was_upgraded_keeps_its_key(version_1: Path) ->
                         await kit.store.resolve_key(key)
             assert len(held) == 2
             await kit.store.complete(held[0])
+            kit.clock.advance(1.0)
             (lease,) = await kit.store.claim("worker-2", 1)
             assert (await kit.store.resolve_key(lease.key)).ref == lease.ref
             with pytest.raises(NotFound, match="never issued"):

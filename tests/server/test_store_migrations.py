@@ -21,7 +21,7 @@ from leyden.server.schema import SCHEMA_VERSION
 from leyden.server.sqlstore import SQLStore
 from leyden.types import AttemptState, LeaseRef, RolloutConfig, RolloutState
 
-VERSION_1 = Path(__file__).parent / "schemas" / "v1.sql"
+SCHEMAS = Path(__file__).parent / "schemas"
 
 # Opens a database as a store does, in one child process after the other, each of which dies at its next statement; prints how many did.
 DIES = """
@@ -65,9 +65,13 @@ def die_at_every_statement(database: str, check: str) -> int:
 
 @pytest.fixture
 def version_1(tmp_path: Path) -> Path:
-    path = tmp_path / "old.db"
+    return old_store(tmp_path, 1)
+
+
+def old_store(directory: Path, version: int) -> Path:
+    path = directory / f"v{version}.db"
     with sqlite3.connect(path) as conn:
-        conn.executescript(VERSION_1.read_text())
+        conn.executescript((SCHEMAS / f"v{version}.sql").read_text())
     conn.close()
     return path
 
@@ -135,9 +139,11 @@ def test_what_version_1_left_undone_goes_on(version_1: Path) -> None:
     asyncio.run(check())
 
 
-def test_what_ran_while_its_store_was_upgraded_keeps_its_key(version_1: Path) -> None:
+@pytest.mark.parametrize(("version", "running"), [(1, 2), (2, 1), (5, 1)])
+def test_what_ran_while_its_store_was_upgraded_keeps_its_key(version: int, running: int, tmp_path: Path) -> None:
     """Keys did not say whose they are before schema 6; of each a hash was stored."""
-    with sqlite3.connect(version_1) as conn:
+    path = old_store(tmp_path, version)
+    with sqlite3.connect(path) as conn:
         (secret,) = conn.execute("SELECT value FROM meta WHERE key = 'secret'").fetchone()
         rows = conn.execute("SELECT rollout_id, number, token, key_hash, state FROM attempts").fetchall()
     conn.close()
@@ -146,7 +152,7 @@ def test_what_ran_while_its_store_was_upgraded_keeps_its_key(version_1: Path) ->
     assert [hashlib.sha256(key.encode()).hexdigest() for key in keys] == [key_hash for *_, key_hash, _ in rows]
 
     async def check() -> None:
-        async with open_kit("sqlite", version_1) as kit:
+        async with open_kit("sqlite", path) as kit:
             held = []
             for key, (rollout_id, number, token, _, state) in zip(keys, rows, strict=True):
                 if state == "running":
@@ -155,9 +161,10 @@ def test_what_ran_while_its_store_was_upgraded_keeps_its_key(version_1: Path) ->
                 else:
                     with pytest.raises(NotFound, match="never issued"):
                         await kit.store.resolve_key(key)
-            assert len(held) == 2
+            assert len(held) == running
             await kit.store.complete(held[0])
             kit.clock.advance(1.0)
+            await kit.store.enqueue([task()])
             (lease,) = await kit.store.claim("worker-2", 1)
             assert (await kit.store.resolve_key(lease.key)).ref == lease.ref
             with pytest.raises(NotFound, match="never issued"):
@@ -184,10 +191,12 @@ def test_a_postgres_database_of_version_5_loses_its_stored_hashes_of_keys() -> N
     asyncio.run(check())
 
 
-def test_an_old_schema_brought_up_is_a_new_one(version_1: Path, tmp_path: Path) -> None:
-    asyncio.run(make_new(version_1))
+@pytest.mark.parametrize("version", sorted(int(path.stem[1:]) for path in SCHEMAS.glob("v*.sql")))
+def test_an_old_schema_brought_up_is_a_new_one(version: int, tmp_path: Path) -> None:
+    old = old_store(tmp_path, version)
+    asyncio.run(make_new(old))
     asyncio.run(make_new(tmp_path / "new.db"))
-    assert schema_of(version_1) == schema_of(tmp_path / "new.db")
+    assert schema_of(old) == schema_of(tmp_path / "new.db")
 
 
 def test_killed_at_any_statement_an_old_store_is_still_whole_and_comes_up_the_next_time(version_1: Path) -> None:

@@ -67,7 +67,7 @@ def test_lists_say_when_there_is_more_and_all_pages_on(room: Room, monkeypatch: 
 
 def test_a_rollout_is_shown_by_the_beginning_of_its_id(room: Room) -> None:
     made, _ = room.do(fill)
-    shown = room.about_store("rollouts", "show", made[0].id[:9])
+    shown = room.about_store("rollouts", "show", made[0].id[:-4])
     assert made[0].id in shown and "failed (agent)" in shown and "ValueError: no" in shown and "format\t0.25" in shown
     said = json.loads(room.about_store("rollouts", "show", made[0].id, "--json"))
     assert (said["rollout"]["id"], len(said["attempts"]), said["rewards"][0]["value"]) == (made[0].id, 1, 0.25)
@@ -82,9 +82,9 @@ def test_counts_cancel_and_requeue(room: Room) -> None:
     counted = json.loads(room.about_store("rollouts", "counts", "--json"))["counts"]
     assert (counted["queued"], counted["failed"]) == (2, 1)
     assert "queued\t2\n" in room.about_store("rollouts", "counts")
-    room.about_store("rollouts", "cancel", made[1].id[:12], status=2)
+    room.about_store("rollouts", "cancel", made[1].id[:-4], status=2)
     assert "--yes" in room.said and "no terminal" in room.said
-    room.about_store("rollouts", "cancel", made[1].id[:12], "--yes")
+    room.about_store("rollouts", "cancel", made[1].id[:-4], "--yes")
     assert "1 rollouts are cancelled" in room.said
     room.about_store("rollouts", "cancel", status=2)
     assert "nothing to cancel is named" in room.said
@@ -97,7 +97,7 @@ def test_traces_are_listed_and_shown_as_a_tree(room: Room) -> None:
     (line,) = room.about_store("traces").splitlines()
     assert line.split("\t")[:3] == ["ab" * 16, "agent", f"{ref.rollout_id}/1"]
     assert line.split("\t")[4:] == ["3 s", "3", "1", "7", "3"]
-    for name in ("abab", made[0].id[:12]):
+    for name in ("abab", made[0].id[:-4]):
         tree = room.about_store("traces", "show", name).splitlines()
         assert tree == [f"trace {'ab' * 16}", "  agent  3 s", "    chat tiny  0 ms  tiny  7 → 3 tokens", "      tool  0 ms  ERROR"]
     assert len(json.loads(room.about_store("traces", "show", "abab", "--json"))["spans"]) == 3

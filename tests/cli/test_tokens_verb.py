@@ -82,7 +82,7 @@ def test_only_what_is_asked_for_is_shown(room: Room) -> None:
 
 def test_one_rollout_is_found_by_the_beginning_of_its_id_and_checked(room: Room) -> None:
     rollout = filled(room)
-    found = json.loads(room.about_store("tokens", rollout[:8], "--json", "--check", status=1))
+    found = json.loads(room.about_store("tokens", rollout[:-4], "--json", "--check", status=1))
     assert found["counts"]["continuity"] == {"new": 1, "clean": 1, "realigned": 1, "forked": 1} and found["clean"] is False
     assert found["calls"][2]["audit"]["differs_at"] == 108 and len(found["calls"]) == 4
     latest = json.loads(room.about_store("tokens", "--json", "--check"))
